@@ -60,6 +60,7 @@ from mamba_operator.plan import make_plan
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.render.context import ChildDefaults
 from mamba_operator.render.live_settings import run_of
+from mamba_operator.rollout.adapter_outcome import AdapterOutcome
 from mamba_operator.rollout.rollback import EngineHistory
 from mamba_operator.rollout.turns import RolloutTurns
 
@@ -120,6 +121,8 @@ class ObjectMemory:
     """Value of `Snapshot.up_to_date`."""
     sent_settings: dict[str, str] = field(default_factory=dict)
     """Value of `Snapshot.sent_settings`."""
+    adapter_updates: AdapterUpdates | None = None
+    """Attempts to give engines other adapters, and their outcomes; None = there are none."""
     engine_history: EngineHistory = field(default_factory=EngineHistory)
     """Times since which engines have been failing, or have not changed."""
     written_version: str | None = None
@@ -198,7 +201,6 @@ class Reconciler:
         self.events = EventRecorder(client, reporter=settings.identity, busy=self._runtime.busy)
         self._turns = RolloutTurns(self._indices, settings.max_rollouts, self._now)
         self._nodes = NodeReader(client)
-        self._adapters = AdapterUpdates(self._engines.call)
         self._memories: defaultdict[Key, ObjectMemory] = defaultdict(ObjectMemory)
 
     def mark_stale(self, key: Key) -> None:
@@ -271,8 +273,10 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         """Drop the memory of a deleted object, but keep the mark that its indices may be out of date."""
-        self._adapters.keep(key, ())
-        if self._memories.pop(key).stale:
+        memory = self._memories.pop(key)
+        if memory.adapter_updates is not None:
+            memory.adapter_updates.keep(())
+        if memory.stale:
             self.mark_stale(key)
 
     def _with_process_state(self, snapshot: Snapshot) -> Snapshot:
@@ -284,7 +288,7 @@ class Reconciler:
             accepted=memory.accepted,
             up_to_date=memory.up_to_date,
             sent_settings=memory.sent_settings,
-            adapter_outcomes=self._adapters.outcomes(key),
+            adapter_outcomes=_adapter_outcomes(memory),
             latest_decision=(decisions := sources.latest_decisions(key)).get("unified"),
             decisions_by_role=decisions,
             attempts=sources.attempts(key),
@@ -342,14 +346,18 @@ class Reconciler:
 
     async def _give_adapters(self, snapshot: Snapshot, plan: ReconcilePlan) -> tuple[Snapshot, ReconcilePlan]:
         """Let engines load and unload adapters. Return the snapshot with the outcomes, and the plan."""
-        key, admin_key = snapshot.key, self._engines.key
-        self._adapters.keep(key, [run_of(pod) for pod in snapshot.pods])
+        memory, admin_key = self._memories[snapshot.key], self._engines.key
+        updates = memory.adapter_updates
+        if updates is not None and not updates.keep([run_of(pod) for pod in snapshot.pods]):
+            updates = memory.adapter_updates = None
         if admin_key is None or not plan.adapter_updates:
             return snapshot, plan
-        if await self._adapters.advance(key, plan.adapter_updates, admin_key.token(snapshot.uid)):
+        if updates is None:
+            updates = memory.adapter_updates = AdapterUpdates(self._engines.call)
+        if await updates.advance(plan.adapter_updates, admin_key.token(snapshot.uid)):
             # The next pass writes what has become true: new engines start with these adapters, too.
             plan = replace(plan, requeue_after=AFTER_ADAPTERS)
-        return replace(snapshot, adapter_outcomes=self._adapters.outcomes(key)), plan
+        return replace(snapshot, adapter_outcomes=updates.outcomes()), plan
 
     def _requeue_after(self, plan: ReconcilePlan) -> float:
         return min(self._settings.resync(), plan.requeue_after or float("inf"))
@@ -442,6 +450,10 @@ class Reconciler:
             text = f"The API server refused the status, and will refuse most edits: {error}"
             message = bounded(text, MAX_PASS_MESSAGE)
             self._record(owner, EventContent("Warning", Reason.INVALID_SPEC, message))
+
+
+def _adapter_outcomes(memory: ObjectMemory) -> Mapping[str, AdapterOutcome]:
+    return memory.adapter_updates.outcomes() if memory.adapter_updates is not None else {}
 
 
 def _exact_status(owner: Manifest) -> Status | None:

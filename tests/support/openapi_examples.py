@@ -5,6 +5,7 @@ Import it inside of a test: schemathesis takes a second to import, and every pro
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import schemathesis
@@ -29,7 +30,13 @@ def document_of(server: Any) -> Any:
     openapi = schemathesis.openapi
     if isinstance(server, str):
         return openapi.from_url(f"{server}/openapi.json", timeout=PATIENCE)
-    return openapi.from_asgi("/openapi.json", server, timeout=PATIENCE)
+    return _document_of_application(server)
+
+
+@cache
+def _document_of_application(application: Any) -> Any:
+    """Read the document once for all operations of an application, which takes longer than the examples."""
+    return schemathesis.openapi.from_asgi("/openapi.json", application, timeout=PATIENCE)
 
 
 def stay_within_the_document(server: Any, path: str, method: str, examples: int) -> None:

@@ -41,9 +41,13 @@ MODULES = (
     "mamba_cli.commands.operate",
     "mamba_cli.commands.plan",
     "mamba_cli.commands.serve",
+    "mamba_cli.local.loading.loading_progress",
+    "mamba_cli.main",
     "mamba_gateway.process.server",
     "mamba_operator.main",
     "mamba_server.api.server",
+    "pydantic.v1",  # FastAPI imports it when the first route is added
+    "rich.progress",
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",
     "uvicorn.protocols.http.httptools_impl",

@@ -1,9 +1,9 @@
 """The process that has imported all tests and forks workers of pytest-xdist, and the program that asks it to.
 
 `forked_workers` starts both. As a program, this module passes its own files to the nursery and ends with the
-exit code of the worker that the nursery forks for them. A worker collects again, which without imports takes
-a fifth of the time. Where the nursery ends or cannot collect, the program becomes Python instead, and the
-worker imports all tests itself.
+exit code of the worker that the nursery forks for them. A worker takes over what the nursery has collected
+(`inherited_collection`). Where the nursery ends or cannot collect, the program becomes Python instead, and
+the worker imports and collects all tests itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Generator
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from inherited_collection import Collection
 
 PR_SET_PDEATHSIG = 1
 FORKED = b"f"
@@ -44,7 +47,8 @@ def serve(control: int, listener: int) -> None:
     handle_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     order = json.load(sys.stdin)
     sys.path[:] = order["path"]
-    if not _collect(order["args"], order["folder"]):
+    collection = _collect(order["args"], order["folder"])
+    if collection is None:
         return
     # A forked process has no other threads. Those of numpy's BLAS begin anew in it, those of OpenMP would be
     # waited for without end.
@@ -56,11 +60,12 @@ def serve(control: int, listener: int) -> None:
     if files is None:
         os._exit(0)  # what the tests imported takes a second to end in order
     signal.signal(signal.SIGINT, handle_interrupt)
+    collection.hand_over()
     _become_worker(files)
 
 
-def _collect(args: list[str], folder: str) -> bool:
-    """Import what these arguments of pytest collect and return whether workers can be forked.
+def _collect(args: list[str], folder: str) -> Collection | None:
+    """Return what these arguments of pytest collect, for all workers; None where pytest refuses them.
 
     Beside this, as soon as a test module needs them, the imports begin that fork servers share.
     `folder`: of the sockets of these.
@@ -69,27 +74,26 @@ def _collect(args: list[str], folder: str) -> bool:
 
     import shared_imports  # by the path that pytest has set
     import warm_children
+    from inherited_collection import Collection
 
     lenders: list[shared_imports.Lender] = []
 
-    class Forgetful:
-        """A plugin that forgets modules which raised, a skip included: each worker has to report that."""
+    class MoreImports:
+        """A plugin that starts the imports of fork servers, and imports what tests will import later."""
 
-        @pytest.hookimpl(wrapper=True)
-        def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, Any, Any]:
-            report = yield
-            if not report.passed:
-                path = str(collector.path)
-                for name, module in list(sys.modules.items()):
-                    if getattr(module, "__file__", "") == path:
-                        del sys.modules[name]
+        def pytest_collectreport(self) -> None:
             if not lenders and "prefork" in sys.modules:
                 environment = {**os.environ, **warm_children.ONE_THREAD}
                 lenders.append(shared_imports.Lender(folder, environment))
-            return report
+
+        def pytest_sessionfinish(self) -> None:
+            # Before the end of pytest, which has to rewrite its plugins among what is imported.
+            if checkpoints := sys.modules.get("testmodels.checkpoints"):
+                _import_families(checkpoints)
 
     alone = ["-n0", "--dist=no", "--collect-only", "-qqq", "-p", "no:cacheprovider"]
-    code = pytest.main([*args, *alone], [Forgetful()])
+    collection = Collection()
+    code = pytest.main([*args, *alone], [MoreImports(), collection])
     import cpu_times
 
     imports = sum(cpu_times.of_process(lender.wait()) for lender in lenders)
@@ -100,7 +104,20 @@ def _collect(args: list[str], folder: str) -> bool:
     gc.disable()  # as tests/conftest.py does, which a worker does not run again
     gc.collect()
     gc.freeze()
-    return code in (pytest.ExitCode.OK, pytest.ExitCode.INTERRUPTED)
+    return collection if code in (pytest.ExitCode.OK, pytest.ExitCode.INTERRUPTED) else None
+
+
+def _import_families(checkpoints: ModuleType) -> None:
+    """Import the models of transformers that `checkpoints` writes; each worker would take four seconds."""
+    import importlib
+
+    from transformers import AutoModelForCausalLM  # noqa: F401 - its first use imports more
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    for name, fields in vars(checkpoints).items():
+        if name.startswith("SMALL") and "model_type" in fields:
+            family = model_type_to_module_name(fields["model_type"])
+            importlib.import_module(f"transformers.models.{family}.modeling_{family}")
 
 
 def _fork_on_request(controller: socket.socket, requests: socket.socket) -> list[int] | None:

@@ -24,7 +24,7 @@ from mamba_api.dialects.routes import ROUTES
 from mamba_api.openai import ErrorEnvelope
 from mamba_api.openai_examples import Examples
 from mamba_edge.api_keys import KeyFile, credential_of
-from mamba_edge.app.openapi_document import Document, openapi_document
+from mamba_edge.app.openapi_document import Document, error_content, openapi_document
 from mamba_edge.app.validation import invalid
 from mamba_edge.docs_page import add_docs_page
 from mamba_edge.error_forms import form_of
@@ -90,7 +90,8 @@ def error_responses(**descriptions: str) -> Responses:
     The name of each description is `e` and the status of the answer, such as `e404`.
     """
     return {
-        int(name[1:]): {"model": ErrorEnvelope, "description": text} for name, text in descriptions.items()
+        int(name[1:]): {"description": text, "content": error_content(ErrorEnvelope)}
+        for name, text in descriptions.items()
     }
 
 
@@ -118,8 +119,8 @@ def generation_errors(*, e500: str, e503: str, **more: str) -> Responses:
 
 def in_form_of(path: str, responses: Responses) -> Responses:
     """Return `responses`, error answers of the OpenAPI document, with the body that errors have at `path`."""
-    model = ROUTES[path].error
-    return {status: {**response, "model": model} for status, response in responses.items()}
+    content = error_content(ROUTES[path].error)
+    return {status: {**response, "content": content} for status, response in responses.items()}
 
 
 UNAUTHORIZED = error_responses(e401=UNAUTHORIZED_TEXT)

@@ -1,8 +1,8 @@
 """The OpenAPI document of an application, as our servers publish it.
 
 FastAPI describes the routes. `openapi_document` corrects what does not hold for our servers and adds the
-models of events and of bodies that FastAPI does not read itself. `publish` in `application` serves the
-document.
+models of errors, of events and of bodies that FastAPI does not read itself. `publish` in `application` serves
+the document.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
 from mamba_api.dialects.routes import ROUTES
+from mamba_api.openai import ErrorEnvelope
 from mamba_api.openai_examples import Examples
 
 Document = dict[str, Any]
@@ -65,7 +66,7 @@ def openapi_document(
     )
     # Relative to the document's own address, so that requests keep the path prefix that a proxy strips.
     document["servers"] = [{"url": "."}]
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas = _with_errors(document)
     for path in document["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
@@ -83,13 +84,44 @@ def openapi_document(
             operation["responses"]["200"]["content"]["text/event-stream"] = _event_of(path, model)
     for path, model in bodies.items():
         _add_schemas(schemas, model, "validation")
-        body = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
+        body = {"schema": _ref_to(model)}
         operation = document["paths"][path]["post"]
         operation["requestBody"] = {"required": True, "content": {"application/json": body}}
     for path, named in examples.items():
         for operation in document["paths"][path].values():
             operation["requestBody"]["content"]["application/json"]["examples"] = dict(named)
     return document
+
+
+def error_content(model: type[BaseModel]) -> Document:
+    """Return the content of an error answer whose body is a `model`, which is the envelope of a dialect.
+
+    FastAPI would compile a validator for every error answer of every route if the answers named the model:
+    that took half of the time in which an application is created.
+    """
+    return {"application/json": {"schema": _ref_to(model)}}
+
+
+def _ref_to(model: type[BaseModel]) -> Document:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _with_errors(document: Document) -> Document:
+    """Add the envelopes that error answers refer to, and return the schemas of `document`, in their order."""
+    schemas: Document = document.setdefault("components", {}).setdefault("schemas", {})
+    contents = [
+        content.get("schema")
+        for path in document["paths"].values()
+        for operation in path.values()
+        for response in operation["responses"].values()
+        for content in response.get("content", {}).values()
+    ]
+    envelopes: list[type[BaseModel]] = [ErrorEnvelope, *(route.error for route in ROUTES.values())]
+    for model in dict.fromkeys(envelopes):
+        if _ref_to(model) in contents:
+            _add_schemas(schemas, model, "serialization")
+    schemas = document["components"]["schemas"] = dict(sorted(schemas.items()))
+    return schemas
 
 
 def _without_head(route: BaseRoute) -> BaseRoute:
@@ -108,7 +140,7 @@ def _add_schemas(
 
 
 def _event_of(path: str, model: type[BaseModel]) -> Document:
-    ref = {"$ref": f"#/components/schemas/{model.__name__}"}
+    ref = _ref_to(model)
     if not ROUTES[path].ends_with_done:
         text = f"JSON of a {model.__name__}"
         data: Document = {"type": "string", "description": text, "contentMediaType": "application/json"}

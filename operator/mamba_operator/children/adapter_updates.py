@@ -1,8 +1,8 @@
-"""`AdapterUpdates`: gives running engines their adapters, in tasks beside the passes.
+"""`AdapterUpdates`: gives running engines of one deployment their adapters, in tasks beside the passes.
 
-`Reconciler` starts the tasks and reads their outcomes. An engine may download an adapter for minutes, and no
-pass waits that long. Each attempt compares what the engine holds with what it is to hold, so that it may be
-repeated at any time, by another operator as well.
+`Reconciler` keeps one for each deployment whose adapters have changed, and reads the outcomes. An engine may
+download an adapter for minutes, and no pass waits that long. Each attempt compares what the engine holds with
+what it is to hold, so that it may be repeated at any time, by another operator as well.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from typing import Any
 import structlog
 
 from mamba_operator.children.engine_admin import AdminCall, call_admin
-from mamba_operator.objects.manifest import Key
 from mamba_operator.rollout.adapter_outcome import AdapterOutcome, AdapterUpdate
 
 log = structlog.get_logger(__name__)
@@ -88,23 +87,23 @@ class _Attempt:
 
 
 class AdapterUpdates:
-    """Gives engines their adapters in tasks of its own, and keeps the outcomes by run of an engine."""
+    """Gives engines of one deployment their adapters in tasks, and keeps the outcomes by run of an engine."""
 
     def __init__(self, call: AdminCall = call_admin) -> None:
         self._call = call
-        self._attempts: dict[Key, dict[str, _Attempt]] = {}
+        self._attempts: dict[str, _Attempt] = {}
 
-    def outcomes(self, key: Key) -> dict[str, AdapterOutcome]:
+    def outcomes(self) -> dict[str, AdapterOutcome]:
         """Return the outcomes of the attempts that have ended, by run of an engine."""
         return {
             run: attempt.task.result()
-            for run, attempt in self._attempts.get(key, {}).items()
+            for run, attempt in self._attempts.items()
             if attempt.task.done() and not attempt.task.cancelled()
         }
 
-    async def advance(self, key: Key, updates: Sequence[AdapterUpdate], token: str) -> bool:
+    async def advance(self, updates: Sequence[AdapterUpdate], token: str) -> bool:
         """Start the attempts that are due, wait a moment for their ends, and return whether one has ended."""
-        attempts = self._attempts.setdefault(key, {})
+        attempts = self._attempts
         for update in updates:
             attempt = attempts.get(update.run)
             if attempt is not None and attempt.update.settings != update.settings:
@@ -116,13 +115,11 @@ class AdapterUpdates:
         ended, _ = await asyncio.wait(running, timeout=PASS_WAIT_SECONDS) if running else (set(), set())
         return bool(ended)
 
-    def keep(self, key: Key, runs: Sequence[str]) -> None:
-        """Forget the attempts of all engines of a deployment but those with `runs`."""
-        attempts = self._attempts.get(key, {})
-        for run in attempts.keys() - {*runs}:
-            attempts.pop(run).task.cancel()
-        if not attempts:
-            self._attempts.pop(key, None)
+    def keep(self, runs: Sequence[str]) -> bool:
+        """Forget the attempts of all engines but those with `runs`; return whether an attempt is left."""
+        for run in self._attempts.keys() - {*runs}:
+            self._attempts.pop(run).task.cancel()
+        return bool(self._attempts)
 
     def _is_due(self, attempt: _Attempt) -> bool:
         return attempt.task.done() and _now() - attempt.ended_at >= ADAPTER_RETRY_SECONDS

@@ -1,6 +1,6 @@
 """`canary_choice`: decides whether engines keep their revision while a candidate is tried beside them. Pure.
 
-Called by `engine_rollout` when the spec's revision is not the last ready one. Until the candidate is
+Called by `engine_rollout` for a spec that asks for canaries. Until the candidate is
 promoted, the engine Deployment keeps the ready revision; then it is rolled out as any other revision, and
 the candidate serves until all engines are ready.
 """
@@ -8,7 +8,7 @@ the candidate serves until all engines are ready.
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from mamba_api.v1alpha1 import CanaryComparison, CanaryStatus
+from mamba_api.v1alpha1 import Canary, CanaryComparison, CanaryStatus
 from mamba_operator.canary.analysis import CanaryFigures
 from mamba_operator.canary.decision import CanaryDecision, CandidateFacts, canary_decision
 from mamba_operator.canary.state import request_in, state_in
@@ -92,6 +92,7 @@ def has_candidate(context: Context, snapshot: Snapshot, revision: EngineRevision
 
 
 def canary_choice(
+    canary: Canary,
     context: Context,
     snapshot: Snapshot,
     choice: RevisionChoice,
@@ -102,6 +103,7 @@ def canary_choice(
     """Return the choice of the engines' revision, and the canary under way; None = there is none.
 
     Args:
+        canary: `spec.rollout.canary`.
         context: everything that children depend on.
         snapshot: observed objects, with the pods of the engines' role.
         choice: the choice without a canary. Only the revision of the spec can be tried by one.
@@ -109,9 +111,8 @@ def canary_choice(
         ready: the last ready revision; None = there is none.
         now: the time, with a time zone.
     """
-    canary = context.deployment.spec.rollout.canary
     engine = snapshot.child("Deployment", context.children.engine)
-    if canary is None or ready is None or engine is None or choice.instead is not None:
+    if ready is None or engine is None or choice.instead is not None:
         return choice, None
     if ready.label == revision.label:
         return choice, None

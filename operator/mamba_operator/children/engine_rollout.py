@@ -71,10 +71,12 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
         attempts=snapshot.attempts, times=snapshot.engine_times, paused=rollout.pause, now=now,
     )  # fmt: skip
     choice, begins = _in_turn(context, snapshot, choice, recorded, revision, loading=loading)
-    choice, canary = canary_choice(context, snapshot, choice, revision, recorded, now)
+    canary = None
+    if rollout.canary is not None:
+        choice, canary = canary_choice(rollout.canary, context, snapshot, choice, revision, recorded, now)
     adapters = _adapters(context, snapshot, choice.instead or revision, now, loading=loading)
     revision = adapters.revision
-    in_place = in_place_rollout(
+    in_place = InPlaceRollout() if engine is None else in_place_rollout(
         engine, snapshot.pods, revision.label, rollout, context.replicas,
         snapshot.engine_times.still_since, now, back=choice.failed is not None,
     )  # fmt: skip
@@ -119,9 +121,9 @@ def _in_turn(
     The second value says whether a roll-out begins although nobody has edited the object. `desired` is the
     revision of the spec, and `loading` says that its model is being downloaded, so that nothing begins.
     """
-    if loading or choice.instead is not None or has_candidate(context, snapshot, desired):
+    if loading or choice.instead is not None or not _begins_unasked(context, snapshot, ready, desired):
         return choice, False
-    if not _begins_unasked(context, snapshot, ready, desired):
+    if has_candidate(context, snapshot, desired):
         return choice, False
     if snapshot.may_begin:
         return choice, True

@@ -16,9 +16,10 @@ from mamba_api.v1alpha1 import MambaDeployment, ProposedStrategy, WorkloadStatus
 from mamba_operator.memory.pin import PinnedVerdict
 from mamba_operator.memory.verdict import Fits, MemoryVerdict, PlannerInput, plan_engine_memory
 from mamba_operator.objects.manifest import Manifest, annotation
+from mamba_operator.objects.recorded_status import recorded_traffic
 from mamba_operator.workload.change import MARGIN, gained, workload_change
 from mamba_operator.workload.measured_workload import MeasuredWorkload
-from mamba_operator.workload.workload_status import recorded_of_role, workload_status
+from mamba_operator.workload.workload_status import workload_status
 from mamba_planner import UnusableInput, Workload
 from mamba_planner.candidates import STATE_DTYPES
 from mamba_planner.constraints import StateDtype
@@ -79,8 +80,9 @@ def strategy_in_force(
         tunable: whether the operator can change the strategy of running engines.
         role: role of the engines.
     """
-    old = recorded_of_role(deployment.status, role)
-    workload = workload_status(old, measured, now)
+    old = recorded_traffic(deployment.status, role)
+    without_traffic = old is None and measured is None
+    workload = None if without_traffic else workload_status(old, measured, now)
     spec, source, base = deployment.spec, pinned.planner_input, pinned.verdict
     fixed = spec.workload_source == "Declared" or spec.state_cache.strategy != "Auto" or not tunable
     if fixed or source is None or not isinstance(base, Fits):

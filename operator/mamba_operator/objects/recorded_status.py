@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mamba_api.v1alpha1 import Condition, Status
+from mamba_api.choices import Role
+from mamba_api.v1alpha1 import Condition, Status, WorkloadStatus
 from mamba_operator.objects.manifest import Manifest, metadata
 
 
@@ -41,6 +42,13 @@ def recorded_status(owner: Manifest) -> Status:
             else []
         )
         return Status.model_validate({**readable, "conditions": kept}, by_alias=True, by_name=False)
+
+
+def recorded_traffic(status: Status | None, role: Role) -> WorkloadStatus | None:
+    """Return the recorded traffic of the engines of one role; None without any."""
+    if status is None or role == "unified":
+        return status.workload if status is not None else None
+    return next((pool.workload for pool in status.pools if pool.name == role), None)
 
 
 def with_readable_status(owner: Manifest) -> Manifest:

@@ -51,7 +51,7 @@ class InPlaceRollout:
 
 
 def in_place_rollout(
-    engine: Manifest | None,
+    engine: Manifest,
     pods: Sequence[Manifest],
     label: str,
     rollout: Rollout,
@@ -78,7 +78,7 @@ def in_place_rollout(
         back: whether the engines return to the last ready revision. All engines of the failed revision that
             are not ready may then end at once, because they occupy the room of the others.
     """
-    if engine is None or rollout.pause:
+    if rollout.pause:
         return InPlaceRollout()
     engines = [pod for pod in pods if is_engine(pod) and not has_ended(pod)]
     decision = _for_want_of_room(engine, engines, label, rollout, replicas, still_since, now, back)

@@ -15,7 +15,7 @@ from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, name_of
 from mamba_operator.objects.pod_poller import PodPoller
 from mamba_operator.objects.pod_trouble import is_candidate, is_engine, role_of, serves
-from mamba_operator.objects.recorded_status import recorded_status
+from mamba_operator.objects.recorded_status import recorded_status, recorded_traffic
 from mamba_operator.workload.measured_workload import (
     EngineCounts,
     MeasuredWorkload,
@@ -25,12 +25,7 @@ from mamba_operator.workload.measured_workload import (
     measured_workload,
     window_of,
 )
-from mamba_operator.workload.workload_status import (
-    SELDOM,
-    differs_clearly,
-    recorded_of_role,
-    recorded_workload,
-)
+from mamba_operator.workload.workload_status import SELDOM, differs_clearly, recorded_workload
 
 TRAFFIC_POLL_SECONDS = 30.0
 """Seconds between two polls: a window has sixty of them."""
@@ -141,5 +136,5 @@ class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
 
 def _recorded(owner: Manifest, role: Role) -> MeasuredWorkload | None:
     """Return the measurement that an earlier operator wrote into the status; None = there is none."""
-    recorded = recorded_of_role(recorded_status(owner), role)
+    recorded = recorded_traffic(recorded_status(owner), role)
     return recorded_workload(recorded) if recorded is not None else None

@@ -7,8 +7,7 @@ them.
 import math
 from datetime import datetime, timedelta
 
-from mamba_api.choices import Role
-from mamba_api.v1alpha1 import Status, WorkloadStatus
+from mamba_api.v1alpha1 import WorkloadStatus
 from mamba_api.v1alpha1.conditions import timestamp
 from mamba_operator.objects.recorded_status import parse_timestamp
 from mamba_operator.workload.measured_workload import MeasuredWorkload
@@ -43,13 +42,6 @@ def workload_status(
         since=old.since if old is not None else timestamp(now),
         time=timestamp(now),
     )
-
-
-def recorded_of_role(status: Status | None, role: Role) -> WorkloadStatus | None:
-    """Return the recorded traffic of the engines of one role; None without any."""
-    if status is None or role == "unified":
-        return status.workload if status is not None else None
-    return next((pool.workload for pool in status.pools if pool.name == role), None)
 
 
 def differs_clearly(before: MeasuredWorkload, now: MeasuredWorkload) -> bool:

@@ -24,13 +24,13 @@ STATES = [
 @pytest.fixture
 def logs() -> Iterator[io.StringIO]:
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, before = root.handlers[:], root.level, structlog.get_config()
     stream = io.StringIO()
     set_up_logs(process="api", stream=stream)
     yield stream
     root.handlers[:] = handlers
     root.setLevel(level)
-    structlog.reset_defaults()
+    structlog.configure(**before)
 
 
 def test_without_a_terminal_quarters_of_each_stage_are_log_lines(logs: io.StringIO) -> None:

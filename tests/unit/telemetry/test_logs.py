@@ -25,11 +25,11 @@ from virtual_time import in_virtual_time
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, before = root.handlers[:], root.level, structlog.get_config()
     yield io.StringIO()
     root.handlers[:] = handlers
     root.setLevel(level)
-    structlog.reset_defaults()
+    structlog.configure(**before)
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
@@ -102,6 +102,7 @@ async def test_lines_of_requests_are_written_together_and_before_whatever_is_log
 
     root = logging.getLogger()
     handlers, level, stream = root.handlers[:], root.level, Counted()
+    before = structlog.get_config()
     try:
         set_up_logs(process="gateway", stream=stream)
         for number in range(5):
@@ -122,7 +123,7 @@ async def test_lines_of_requests_are_written_together_and_before_whatever_is_log
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-        structlog.reset_defaults()
+        structlog.configure(**before)
 
 
 def test_no_password_of_a_url_is_in_the_line_of_a_request(stream: io.StringIO) -> None:

@@ -6,6 +6,7 @@ occurs; with MAMBASERVE_GATES=large it runs with all of them.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,18 +63,24 @@ def _values(item: pytest.Item, texts: dict[int, str]) -> tuple[Any, ...]:
     return (*chosen, *values.values())
 
 
+@cache
+def built() -> Path:
+    """Return the path of the library. To find it takes a compiler's version and a hash of all sources."""
+    return ensure_built()
+
+
 @pytest.fixture(params=INSTRUCTION_SETS)
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
     """Yield the only library of the process during a test; the fastest one is restored afterwards."""
     yield usable(request.param, request)
-    Library(ensure_built())
+    Library(built())
 
 
 def usable(name: str, request: pytest.FixtureRequest) -> Library:
     """Return the library, or skip the test if the CPU lacks the instructions; `matrix_unit` emulates AMX."""
     try:
         try:
-            return Library(ensure_built(), name)
+            return Library(built(), name)
         except CannotBuild:
             if not name.startswith("amx") or request.node.get_closest_marker("matrix_unit") is None:
                 raise
@@ -105,9 +112,9 @@ def _same_bits_as_avx2(request: pytest.FixtureRequest) -> Iterator[Callable[[Run
     def check(run: Run) -> None:
         # One after the other: what computes is of the process.
         wide = run(usable(request.param, request))
-        for got, expected in zip(wide, run(Library(ensure_built(), "avx2")), strict=True):
+        for got, expected in zip(wide, run(Library(built(), "avx2")), strict=True):
             torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
     usable(request.param, request)
     yield check
-    Library(ensure_built())
+    Library(built())
