@@ -34,7 +34,7 @@ from mamba_text.prompt import TextProcessor
 from mamba_text.segment_cache import SegmentCache
 from mamba_text.text_archive import TextArchive
 
-PAGE, FINGERPRINT, MODEL = 64, "large-prompts", "m"
+PAGE, FINGERPRINT, MODEL = 16, "large-prompts", "m"
 TURN_BYTES = 4_000
 ANSWER = {
     "id": "x", "object": "chat.completion", "created": 0, "model": MODEL,

@@ -1,8 +1,8 @@
 """Threads that turn texts into token ids while the event loop continues to stream.
 
-The API process makes one pool. Long texts have a thread of their own, so that no short prompt waits behind a
-book; a request that ends takes work that has not begun out of the queue. The tokenizer lets other threads run
-while it works.
+An API process has one pool, and so has a gateway. Long texts have a thread of their own, so that no short
+prompt waits behind a book; a request that ends takes work that has not begun out of the queue. The tokenizer
+lets other threads run while it works.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ GivenUp = Callable[[], bool]
 
 
 class EncoderPool:
-    """Tokenizes texts in threads: two for texts of ordinary length, and one for long texts.
+    """Tokenizes texts in threads: `threads` for texts of ordinary length, and one for long texts.
 
     Each thread is started when it is first needed.
     """
 
-    def __init__(self) -> None:
-        self._ordinary = ThreadPoolExecutor(2, thread_name_prefix="encode")
+    def __init__(self, threads: int = 2) -> None:
+        self._ordinary = ThreadPoolExecutor(threads, thread_name_prefix="encode")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="encode-long")
 
     def hand_over(self, work: Callable[[], None]) -> None:

@@ -35,6 +35,9 @@ takes so long that any engine will do."""
 MAX_PENDING = 64
 """Maximum number of prompts that are read at the same time; further requests are routed without their
 prompt."""
+READERS = 1
+"""Number of threads that read prompts. Most of a reading holds the interpreter, so two threads read no faster
+than one, and the event loop, which relays the prompts that are read, would wait for both of them."""
 READ_SECONDS = 0.25
 """Longest time, in seconds, that a request waits for its prompt to be read."""
 NEW_TEXT_SECONDS = 0.04
@@ -70,7 +73,7 @@ class PromptReader:
     ) -> None:
         """Create the reader. `adapter_of` returns the fingerprint of the adapter of a name; "" = none."""
         self._texts, self._metrics, self._adapter_of, self._clock = texts, metrics, adapter_of, clock
-        self._encoders = EncoderPool()
+        self._encoders = EncoderPool(READERS)
         self._pending = 0
         self.rests = 0
         """Number of prompts whose rest is not encoded yet."""

@@ -189,6 +189,8 @@ async def test_nobody_waits_for_a_prompt_longer_than_the_bound_and_few_at_a_time
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Stuck:
+        def __init__(self, _threads: int) -> None: ...
+
         async def run(self, _chars: int, _work: object) -> None:
             await asyncio.Event().wait()
 
