@@ -251,6 +251,8 @@ EXPLAINED = (
       for begin, workload in _ANSWERS),
     *(Figures(SPECULATION, f"shipped model: {begin}", "python -m benchmarks.speculation", (DRAFTS,),
               turns(workload)) for begin, workload in _ANSWERS),
+    *(Figures(SPECULATION, f"263 million: {begin}", "python -m benchmarks.speculation --model DIR",
+              ("2026-11-29-speculation-263m",), turns(workload)) for begin, workload in _ANSWERS),
     *(Figures(SPECULATION, f"{count} |", "python -m benchmarks.own_head", (HEADS,), drafted(count))
       for count in (3, 4, 5)),
     *(Figures(CACHE, f"{slabs} of {pages}", "python -m benchmarks.cache.fragmentation",
