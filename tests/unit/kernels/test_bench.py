@@ -40,7 +40,7 @@ def test_every_operator_is_measured_and_told_in_json(
     assert told["kernels"] == chosen.name
     beside_torch = {each["operator"] for each in told["results"] if each.get("times_torch", 0) > 0}
     assert beside_torch == (
-        {"gated_delta_update", "gated_delta_prefill", "rope"} if chosen.library else set()
+        {"gated_delta_update", "gated_delta_prefill", "kv_write", "rope"} if chosen.library else set()
     )
     assert told["machine"]["copy_bytes_per_second"] > 0
     assert torch.__version__.startswith(told["machine"]["versions"]["torch"])
