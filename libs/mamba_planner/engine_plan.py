@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from mamba_api.choices import FP8_PAGES, Role, Strategy
-from mamba_planner.arithmetic import DTYPE_BYTES, page_bytes, page_tail_bytes
+from mamba_planner.arithmetic import DTYPE_BYTES, kv_bytes_per_token
 from mamba_planner.candidates import STATE_DTYPES, Candidate, evaluate
 from mamba_planner.cards.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
 from mamba_planner.choice import choose, enough_in_full_precision
@@ -101,9 +101,7 @@ def _check_pages(model: ModelConfig, constraints: Constraints) -> None:
             "set it to auto"
         )
     dtype = constraints.dtype or model.dtype
-    keys = page_bytes(model, dtype, constraints.page_size, kv_cache_dtype=FP8_PAGES) - page_tail_bytes(
-        model, dtype
-    )
+    keys = constraints.page_size * kv_bytes_per_token(model, dtype, kv_cache_dtype=FP8_PAGES)
     if keys % max(DTYPE_BYTES["float32"], DTYPE_BYTES[dtype]):
         raise UnusableInput(
             f"kv_cache_dtype {FP8_PAGES} is refused with pages of {constraints.page_size} tokens of this "

@@ -7,12 +7,12 @@ computation, so that the plan shown is the plan that runs.
 from dataclasses import replace
 
 from mamba_api.choices import FP8_PAGES
+from mamba_planner.arithmetic import kv_bytes_per_token
 from mamba_planner.candidates import (
     CHECKPOINTS_PER_PATH,
     STATE_DTYPES,
     Candidate,
     evaluate,
-    slab_geometry,
 )
 from mamba_planner.choice import choose, reject, why
 from mamba_planner.constraints import Constraints, Workload
@@ -356,8 +356,8 @@ def _notes(
 def _narrow_pages(model: ModelConfig, constraints: Constraints, candidate: Candidate) -> str:
     """Return the note on what pages of FP8 save."""
     dtype, shape = constraints.dtype or model.dtype, candidate.shape
-    whole = slab_geometry(model, replace(constraints, kv_cache_dtype="auto"), candidate.state_dtype)
+    whole = kv_bytes_per_token(model, dtype, constraints.tensor_parallel)
     return (
         f"pages in {FP8_PAGES}: {shape.kv:,} bytes of keys, values and scales for each token instead of "
-        f"{whole.kv:,} in {dtype}, so that the same memory holds {whole.kv / shape.kv:.2f} times the tokens"
+        f"{whole:,} in {dtype}, so that the same memory holds {whole / shape.kv:.2f} times the tokens"
     )

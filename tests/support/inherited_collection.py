@@ -17,7 +17,7 @@ import pytest
 
 
 class Collection:
-    """What one session has collected; a plugin of that session's pytest."""
+    """Remembers what one session has collected; a plugin of that session's pytest."""
 
     def __init__(self) -> None:
         self._session: Any = None

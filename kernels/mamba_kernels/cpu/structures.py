@@ -223,18 +223,24 @@ class RmsNorm(Structure):
     )
 
 
+_PAGES = (
+    ("kv", c_void_p),
+    ("page_stride", c_int64),
+    ("value_offset", c_int64),
+    ("scales", c_void_p),
+    ("scale_stride", c_int64),
+    ("scale_offset", c_int64),
+)
+"""Fields of every kernel that reads or writes pages, which `set_pages` fills."""
+
+
 class PagedDecode(Structure):
     """Arguments of the kernel that computes the attention of decoding sequences over their pages."""
 
     _fields_ = (
         ("query", c_void_p),
         ("query_stride", c_int64),
-        ("kv", c_void_p),
-        ("page_stride", c_int64),
-        ("value_offset", c_int64),
-        ("scales", c_void_p),
-        ("scale_stride", c_int64),
-        ("scale_offset", c_int64),
+        *_PAGES,
         ("page_table", c_void_p),
         ("page_table_stride", c_int64),
         ("table_row", c_void_p),
@@ -256,12 +262,7 @@ class PagedExtend(Structure):
     _fields_ = (
         ("query", c_void_p),
         ("query_stride", c_int64),
-        ("kv", c_void_p),
-        ("page_stride", c_int64),
-        ("value_offset", c_int64),
-        ("scales", c_void_p),
-        ("scale_stride", c_int64),
-        ("scale_offset", c_int64),
+        *_PAGES,
         ("page_table", c_void_p),
         ("page_table_stride", c_int64),
         ("table_row", c_void_p),
@@ -286,12 +287,7 @@ class KvWrite(Structure):
         ("key_stride", c_int64),
         ("value", c_void_p),
         ("value_stride", c_int64),
-        ("kv", c_void_p),
-        ("page_stride", c_int64),
-        ("value_offset", c_int64),
-        ("scales", c_void_p),
-        ("scale_stride", c_int64),
-        ("scale_offset", c_int64),
+        *_PAGES,
         ("key_row", c_void_p),
         ("rows", c_int64),
         ("kv_heads", c_int32),

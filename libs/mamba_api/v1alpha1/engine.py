@@ -104,6 +104,18 @@ class ModelCache(ApiModel):
     )
 
 
+def _needs_adapters(field: str, what: str) -> Rule:
+    """Return the rule that refuses `model.FIELD`, which is `what` of adapters, where no adapter can be."""
+    return Rule(
+        cel=f"!has(self.{field}) || has(self.maxAdapters) || (has(self.adapters) && size(self.adapters) > 0)",
+        message=(
+            f"model.{field} is {what} of adapters, and there are none: remove it, or set model.adapters or "
+            "model.maxAdapters"
+        ),
+        holds=lambda self: getattr(self, to_snake(field)) is None or self.has_adapters,
+    )
+
+
 class Model(ApiModel):
     """The model that is served."""
 
@@ -152,24 +164,8 @@ class Model(ApiModel):
             ),
             holds=lambda self: self.max_adapters is None or len(self.adapters) <= self.max_adapters,
         ),
-        Rule(
-            cel="!has(self.maxAdapterRank) || has(self.maxAdapters) || "
-            "(has(self.adapters) && size(self.adapters) > 0)",
-            message=(
-                "model.maxAdapterRank is the rank of adapters, and there are none: remove it, or set "
-                "model.adapters or model.maxAdapters"
-            ),
-            holds=lambda self: self.max_adapter_rank is None or self.has_adapters,
-        ),
-        Rule(
-            cel="!has(self.maxAdapterExpertRank) || has(self.maxAdapters) || "
-            "(has(self.adapters) && size(self.adapters) > 0)",
-            message=(
-                "model.maxAdapterExpertRank is a rank of adapters, and there are none: remove it, or set "
-                "model.adapters or model.maxAdapters"
-            ),
-            holds=lambda self: self.max_adapter_expert_rank is None or self.has_adapters,
-        ),
+        _needs_adapters("maxAdapterRank", "the rank"),
+        _needs_adapters("maxAdapterExpertRank", "a rank"),
         Rule(
             cel="!has(self.servedName) || !has(self.adapters) || "
             "!self.adapters.exists(a, a.name == self.servedName)",

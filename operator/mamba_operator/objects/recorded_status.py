@@ -46,8 +46,10 @@ def recorded_status(owner: Manifest) -> Status:
 
 def recorded_traffic(status: Status | None, role: Role) -> WorkloadStatus | None:
     """Return the recorded traffic of the engines of one role; None without any."""
-    if status is None or role == "unified":
-        return status.workload if status is not None else None
+    if status is None:
+        return None
+    if role == "unified":
+        return status.workload
     return next((pool.workload for pool in status.pools if pool.name == role), None)
 
 
