@@ -5,6 +5,7 @@ and pieces that were encoded before are not encoded again. Used by gateways, whi
 conversation.
 """
 
+import itertools
 import re
 import threading
 from collections import OrderedDict
@@ -84,13 +85,10 @@ class SegmentCache:
 
     def _places(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield the beginning and end of each piece of a text."""
-        start = 0
-        for match in self._cut.finditer(text) if self._cut is not None else ():
-            if match.start() > start:
-                yield start, match.start()
-                start = match.start()
-        if start < len(text):
-            yield start, len(text)
+        starts = self._cut.places(text) if self._cut is not None else []
+        for start, end in itertools.pairwise((0, *starts, len(text))):
+            if start < end:
+                yield start, end
 
     def _cached(self, keys: Sequence[PieceKey]) -> list[TokenIds | None]:
         """Return the ids of each piece; None = its ids are not cached."""
@@ -115,8 +113,8 @@ def _joined(ids: list[TokenIds]) -> TokenIds:
     return np.concatenate(ids) if ids else NO_IDS
 
 
-def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return a pattern that matches where texts may be cut, before added tokens; None = texts are not cut.
+def _cuts(tokenizer: Tokenizer) -> "_Cuts | None":
+    """Return where texts may be cut, before added tokens; None = texts are not cut.
 
     That is so without added tokens, if one depends on the text around it, and if the tokens of two parts of a
     test text are not those of the whole text.
@@ -125,12 +123,38 @@ def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     if any(token.lstrip or token.rstrip or token.single_word or token.normalized for token in added):
         return None
     contents = sorted((token.content for token in added if token.content), key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, contents))) if contents else None
-    if pattern is None:
+    if not contents:
         return None
+    cuts = _Cuts(contents)
     # Tokenizers have parts of any kind: texts are not cut if the pieces of a test text do not add up.
     probe = f"Two words{contents[0]} and\n\nmore.{contents[0]}{contents[-1]}x {contents[-1]}"
-    starts = [match.start() for match in pattern.finditer(probe)]
-    pieces = [probe[a:b] for a, b in zip([0, *starts], [*starts, len(probe)], strict=True)]
+    starts = cuts.places(probe)
+    pieces = [probe[a:b] for a, b in itertools.pairwise((0, *starts, len(probe)))]
     joined_ids = [i for piece in pieces if piece for i in tokenizer.encoding(piece).ids]
-    return pattern if joined_ids == tokenizer.encoding(probe).ids else None
+    return cuts if joined_ids == tokenizer.encoding(probe).ids else None
+
+
+class _Cuts:
+    """Finds the added tokens of a tokenizer, `contents`, in texts; longer ones come first."""
+
+    def __init__(self, contents: Sequence[str]) -> None:
+        # A pattern whose matches begin with one character is searched several times as fast as one of all
+        # tokens, which may begin with several.
+        firsts = dict.fromkeys(content[0] for content in contents)
+        self._patterns = [
+            re.compile("|".join(re.escape(content) for content in contents if content[0] == first))
+            for first in firsts
+        ]
+
+    def places(self, text: str) -> list[int]:
+        """Return the characters of a text at which added tokens begin, in order."""
+        spans = [match.span() for pattern in self._patterns for match in pattern.finditer(text)]
+        if len(self._patterns) > 1:
+            spans.sort()
+        starts: list[int] = []
+        end = 0
+        for start, stop in spans:
+            if start >= end:  # otherwise it lies within the token before it
+                starts.append(start)
+                end = stop
+        return starts

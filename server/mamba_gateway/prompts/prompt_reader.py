@@ -74,6 +74,7 @@ class PromptReader:
         """Create the reader. `adapter_of` returns the fingerprint of the adapter of a name; "" = none."""
         self._texts, self._metrics, self._adapter_of, self._clock = texts, metrics, adapter_of, clock
         self._encoders = EncoderPool(READERS)
+        self._turn = asyncio.Lock()
         self._pending = 0
         self.rests = 0
         """Number of prompts whose rest is not encoded yet."""
@@ -104,7 +105,10 @@ class PromptReader:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 # Only the rests of prompts go to the thread of long texts: no request waits behind them.
-                prompt = await self._encoders.run(min(len(body), LONG_FROM_CHARS - 1), work)
+                # The loop relays a prompt that was read before the thread reads the next one. If both worked
+                # at once, each would wait for the other, and all answers would begin at the end.
+                async with self._turn:
+                    prompt = await self._encoders.run(min(len(body), LONG_FROM_CHARS - 1), work)
         except TimeoutError:
             return None, "late"
         finally:

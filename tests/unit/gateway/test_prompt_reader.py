@@ -206,6 +206,25 @@ async def test_nobody_waits_for_a_prompt_longer_than_the_bound_and_few_at_a_time
     assert reading.outcomes() == {"busy": 1, "late": MAX_PENDING}
 
 
+async def test_a_prompt_that_was_read_is_relayed_before_the_next_one_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, events = Reading(), list[str]()
+    first = prompt_reader.prompt_of
+
+    def counted(*arguments: Any) -> PromptPrefix | None:
+        events.append("read")
+        return first(*arguments)
+
+    async def relayed() -> None:
+        await reading.read("text " * 2000)
+        events.append("relayed")
+
+    monkeypatch.setattr(prompt_reader, "prompt_of", counted)
+    await asyncio.gather(*(relayed() for _ in range(20)))
+    assert events == ["read", "relayed"] * 20
+
+
 async def test_a_prompt_that_takes_too_long_is_routed_by_its_beginning_and_its_next_turn_by_all() -> None:
     now, step = 0.0, NEW_TEXT_SECONDS / 2
 

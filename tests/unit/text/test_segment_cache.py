@@ -1,5 +1,6 @@
 """Texts in pieces: the very ids of the whole, and what was encoded once is not encoded again."""
 
+import itertools
 from functools import cache
 
 import pytest
@@ -87,3 +88,14 @@ def test_a_tokenizer_whose_special_tokens_look_around_is_not_cut() -> None:
     cache = SegmentCache(tokenizer)
     assert cache.encode(text).token_ids.tolist() == tokenizer.encoding(text).ids
     assert cache.held_bytes == PIECE_BYTES + 4 * len(tokenizer.encoding(text).ids)
+
+
+def test_special_tokens_may_begin_with_several_characters_and_contain_each_other() -> None:
+    rust = byte_level_tokenizer()
+    rust.add_special_tokens(["[INST]", "<a[INST]>", "[INST][/INST]"])
+    tokenizer = Tokenizer(rust, {})
+    cache = SegmentCache(tokenizer)
+    pieces = ["<|im_start|>user\n", "[INST]one", "[INST][/INST]", "two<a[INST]>", "<a[INST] three"]
+    for first, second, third in itertools.product(pieces, repeat=3):
+        text = first + second + third
+        assert cache.encode(text).token_ids.tolist() == tokenizer.encoding(text).ids
