@@ -82,7 +82,7 @@ class Bytes {
     msghdr message = {};
     message.msg_iov = vectors;
     message.msg_iovlen = list_window(vectors, std::min(left_, kWindow));
-    // The sender fills the kernel's buffer again while this side computes; waiting for whole windows wakes it less often.
+    // A whole window at a time: a thread that wakes for each part of one costs more than it gains.
     const int64_t received = recvmsg(socket, &message, MSG_WAITALL);
     if (received <= 0) return received < 0 ? -errno : 0;
     add_window(received, next_);
