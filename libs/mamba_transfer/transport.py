@@ -38,8 +38,8 @@ class Transport(Protocol):
     ) -> bytes:
         """Send `pieces`, or let the reader read them. Return the checksums of sub-blocks of `sizes` bytes.
 
-        They are packed as in `Checksums`. `limit` is called after each part that the reader has received, and returns the limit for the next
-        part. Raises PeerLost, or Stopped.
+        They are packed as in `Checksums`. `limit` is called after each part that the reader has received, and
+        returns the limit for the next part. Raises PeerLost, or Stopped.
         """
         ...
 
