@@ -18,18 +18,19 @@ def checksum(buffers: Iterable[memoryview | bytes]) -> int:
 
 
 class BlockChecksums:
-    """Checksums of consecutive sub-blocks of known sizes, whose bytes arrive in pieces of any size.
-
-    Attributes:
-        digests: checksums of the sub-blocks that are complete.
-    """
+    """Checksums of consecutive sub-blocks of known sizes, whose bytes arrive in pieces of any size."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         """Prepare to receive sub-blocks one after the other; `sizes` are their sizes in bytes."""
-        self.digests: list[int] = []
+        self._digests = bytearray()
         self._sizes = iter(sizes)
         self._left = next(self._sizes, 0)
         self._current = xxhash.xxh3_64()
+
+    @property
+    def digests(self) -> bytes:
+        """Checksums of the sub-blocks that are complete: 8 bytes each, little-endian, as they are sent."""
+        return bytes(self._digests)
 
     def update(self, piece: memoryview) -> None:
         """Add the next bytes of the stream to the checksum of the sub-block that they belong to."""
@@ -40,6 +41,6 @@ class BlockChecksums:
             self._left -= stop - start
             start = stop
             if not self._left:
-                self.digests.append(self._current.intdigest())
+                self._digests += self._current.intdigest().to_bytes(8, "little")
                 self._current.reset()
                 self._left = next(self._sizes, length)

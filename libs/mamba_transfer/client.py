@@ -253,8 +253,7 @@ class TransferClient:
             raise ForeignFrame(f"an offer of {offer.length} bytes for {sum(sizes)} that were asked for")
         parts = pieces(portion, "destination", self.layout, landing)
         arrival: Arrival = self._transport.receive(connection, offer.description, parts, sizes, limit)
-        digests = b"".join(digest.to_bytes(8, "little") for digest in arrival.digests)
-        if _hear(connection, Checksums, limit, len(digests)).digests != digests:
+        if _hear(connection, Checksums, limit, len(arrival.digests)).digests != arrival.digests:
             return Outcome(Verdict.CORRUPT, "a checksum differs", arrival.received)
         _say(connection, Done(), limit)
         _hear(connection, Valid, limit)

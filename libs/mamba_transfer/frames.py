@@ -20,7 +20,7 @@ _HEADER = struct.Struct(">4sHI")
 _SLICE_SECONDS = 0.05
 _TIMEVAL = struct.pack("@ll", 0, int(_SLICE_SECONDS * 1e6))
 _READ_BYTES = 1 << 16
-_NEAR_BUFFER_BYTES = 1 << 17
+_NEAR_BUFFER_BYTES = 384 << 10
 """Half of the bytes that the kernel buffers for the sender of a connection within one machine. By its own
 tuning they are several MiB, which leave the second cache of a core before they are received and summed.
 Connections to other machines keep that tuning: they need buffers for all bytes that are on their way."""

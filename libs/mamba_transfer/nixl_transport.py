@@ -99,7 +99,7 @@ class NixlTransport:
         pieces: Sequence[memoryview],
         sizes: Sequence[int],
         limit: Callable[[], Limit],
-    ) -> list[int]:
+    ) -> bytes:
         """Return the checksums of the sub-blocks. Nothing is sent: the reader reads the memory by itself."""
         checksums = BlockChecksums(sizes)
         for piece in pieces:

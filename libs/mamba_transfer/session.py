@@ -164,8 +164,7 @@ class ReaderSession:
             return self._limit(export.lease.remaining)
 
         digests = self._transport.send(self._connection, parts, sizes, limit)
-        packed = b"".join(digest.to_bytes(8, "little") for digest in digests)
-        return self._answer(Checksums(packed))
+        return self._answer(Checksums(digests))
 
     def _hottest(self, count: int) -> tuple[HotPrefix, ...]:
         """Return the most valuable prefixes: as many as `count`, or as one answer can hold."""

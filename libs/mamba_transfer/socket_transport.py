@@ -34,7 +34,7 @@ class SocketTransport:
         pieces: Sequence[memoryview],
         sizes: Sequence[int],
         limit: Callable[[], Limit],
-    ) -> list[int]:
+    ) -> bytes:
         """Send `pieces` and return the checksums of the sub-blocks. Raises PeerLost, or Stopped."""
         if self._mover is not None and (moving := self._mover.begin(pieces, sizes, sends=True)) is not None:
             return _moved(connection, moving, limit)
@@ -73,7 +73,7 @@ class SocketTransport:
         return Arrival(checksums.digests, received)
 
 
-def _moved(connection: Connection, moving: CheckedBytes, limit: Callable[[], Limit]) -> list[int]:
+def _moved(connection: Connection, moving: CheckedBytes, limit: Callable[[], Limit]) -> bytes:
     """Move all bytes and return the checksums; each chunk has its own limit. Raises PeerLost, or Stopped."""
     current, moved = limit(), 0
     try:

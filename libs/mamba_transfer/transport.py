@@ -12,8 +12,8 @@ from mamba_transfer.outcome import PendingWriter
 class Arrival:
     """Result of a transport's read into landing memory."""
 
-    digests: list[int]
-    """Checksums of the sub-blocks in the landing memory."""
+    digests: bytes
+    """Checksums of the sub-blocks in the landing memory, as `Checksums` has them."""
     received: int
 
 
@@ -35,11 +35,11 @@ class Transport(Protocol):
         pieces: Sequence[memoryview],
         sizes: Sequence[int],
         limit: Callable[[], Limit],
-    ) -> list[int]:
+    ) -> bytes:
         """Send `pieces`, or let the reader read them. Return the checksums of sub-blocks of `sizes` bytes.
 
-        `limit` is called after each part that the reader has received, and returns the limit for the next
-        part. Raises PeerLost, or Stopped.
+        They are packed as in `Checksums`. `limit` is called after each part that the reader has received, and
+        returns the limit for the next part. Raises PeerLost, or Stopped.
         """
         ...
 
@@ -68,8 +68,8 @@ class CheckedBytes(Protocol):
         ...
 
     @property
-    def digests(self) -> list[int]:
-        """Checksums of the sub-blocks, once all bytes have passed."""
+    def digests(self) -> bytes:
+        """Checksums of the sub-blocks, once all bytes have passed, as `Checksums` has them."""
         ...
 
     def move(self, socket: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -41,7 +42,7 @@ def pieces_of(memory: bytearray, rng: random.Random) -> list[memoryview]:
     return pieces
 
 
-def digests_of(memory: bytes | bytearray, sizes: Sequence[int]) -> list[int]:
+def digests_of(memory: bytes | bytearray, sizes: Sequence[int]) -> bytes:
     checksums = BlockChecksums(sizes)
     checksums.update(memoryview(memory))
     return checksums.digests
@@ -90,6 +91,21 @@ def test_a_reader_learns_that_the_source_has_gone() -> None:
         assert incoming.left == 200
 
 
+def test_bytes_short_of_a_window_are_counted_while_the_source_pauses() -> None:
+    incoming = kernel_mover().begin([memoryview(bytearray(300))], [300], sends=False)
+    assert incoming is not None
+    near, far = socket.socketpair()
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 10_000))
+    with closing(incoming), near, far:
+        near.sendall(bytes(100))
+        assert incoming.move(far.fileno()) == 100
+        with pytest.raises(BlockingIOError):
+            incoming.move(far.fileno())
+        near.sendall(bytes(200))
+        assert incoming.move(far.fileno()) == 200
+    assert incoming.digests == digests_of(bytes(300), [300])
+
+
 @contextmanager
 def engines(
     source_mover: ByteMover | None, reader_mover: ByteMover | None, **reader: Any
@@ -134,7 +150,7 @@ class Damaging:
 class DamagedBytes:
     """Bytes on their way whose sender believes in other checksums."""
 
-    def __init__(self, moving: Any, digests: list[int]) -> None:
+    def __init__(self, moving: Any, digests: bytes) -> None:
         self._moving, self.digests = moving, digests
         self.move, self.close = moving.move, moving.close
 

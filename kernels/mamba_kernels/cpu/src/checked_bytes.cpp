@@ -82,7 +82,8 @@ class Bytes {
     msghdr message = {};
     message.msg_iov = vectors;
     message.msg_iovlen = list_window(vectors, std::min(left_, kWindow));
-    const int64_t received = recvmsg(socket, &message, 0);
+    // A whole window at a time: a thread that wakes for each part of one costs more than it gains.
+    const int64_t received = recvmsg(socket, &message, MSG_WAITALL);
     if (received <= 0) return received < 0 ? -errno : 0;
     add_window(received, next_);
     left_ -= received;
