@@ -216,9 +216,6 @@ def _mixer_problem(model: ModelConfig) -> str | None:
         if mixer is not None and mixer.activation not in CONVOLUTION_ACTIVATIONS_SERVED:
             what = f"mixers with the activation {mixer.activation} after their convolution"
             return _refusal(what, ", ".join(CONVOLUTION_ACTIVATIONS_SERVED))
-    if model.mamba is not None and model.mamba.gated_norm and model.mamba.norm_before_gate:
-        what = f"{model.family} models whose norm comes before the gate"
-        return _refusal(what, "those whose norm comes after the gate")
     return None
 
 
