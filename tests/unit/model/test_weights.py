@@ -14,7 +14,7 @@ from mamba_server.model.checkpoint.errors import UnsupportedModel, WeightsError
 from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.layers.hybrid import HybridModel
-from testmodels.checkpoints import random_nemotron_h
+from testmodels.checkpoints import random_multimodal_qwen3_5, random_nemotron_h
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"
@@ -258,6 +258,15 @@ def test_a_tied_head_is_the_embedding_even_if_the_files_have_a_head_of_their_own
     assert torch.equal(matrix(load(directory).head), embedded(load(directory)))
     own = torch.randn(264, 48)
     rewrite(directory, lambda tensors: tensors.update({"lm_head.weight": own}))
+    assert torch.equal(matrix(load(directory).head), embedded(load(directory)))
+
+
+def test_the_head_of_a_multimodal_model_is_the_embedding_if_the_whole_model_says_so(tmp_path: Path) -> None:
+    """Transformers writes a text model with the default of its class beside the word of the whole."""
+    directory = random_multimodal_qwen3_5(tmp_path, tie_word_embeddings=True)
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = False
+    (directory / "config.json").write_text(json.dumps(config))
     assert torch.equal(matrix(load(directory).head), embedded(load(directory)))
 
 
