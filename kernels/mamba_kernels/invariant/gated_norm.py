@@ -16,8 +16,9 @@ def gated_norm_by_row(
 ) -> torch.Tensor:
     """Compute RMSNorm of y * silu(gate) over each of `groups` equal parts of the last dimension.
 
-    With `norm_first` compute RMSNorm of the parts of y, times silu(gate). `y` and `gate` are [T, d] (rows may be strided); `weight` is [d], or None for the gate alone. The result
-    is [T, d] in the type of `gate`. Every sum runs over contiguous elements of one row.
+    With `norm_first` compute RMSNorm of the parts of y, times silu(gate). `y` and `gate` are [T, d] (rows may
+    be strided); `weight` is [d], or None for the gate alone. The result is [T, d] in the type of `gate`.
+    Every sum runs over contiguous elements of one row.
     """
     gated = silu(gate.to(accumulator(gate.dtype)).contiguous()).mul_(y)
     if weight is None:

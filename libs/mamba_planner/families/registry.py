@@ -73,7 +73,7 @@ _HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _INHERITED_FIELDS = ("dtype", "torch_dtype", *QUANTIZATION)
 """Fields that a multimodal configuration has outside of its `text_config`, where that has none."""
 _TIED = ("tie_embedding", "tie_word_embeddings")
-"""Fields of the head. Of a multimodal model the outer ones decide: the whole has the head, its text model none."""
+"""Fields of the head. Of a multimodal model the outer ones decide: the whole has the head."""
 _TIED_BY_DEFAULT = {"qwen3_5": False, "qwen3_5_moe": False, "lfm2_vl": True}
 """Whether the head is the embedding in multimodal models without such a field, by `model_type`; of others the
 field of the text model decides."""

@@ -267,7 +267,9 @@ QUANTIZED_CACHES = [
     {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": CACHE},
     {
         "quant_method": "compressed-tensors",
-        "config_groups": {"0": {"targets": ["NemotronHAttention"], "input_activations": CACHE, "weights": None}},
+        "config_groups": {
+            "0": {"targets": ["NemotronHAttention"], "input_activations": CACHE, "weights": None}
+        },
         "kv_cache_scheme": CACHE,
     },
     {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
