@@ -19,6 +19,7 @@ from engines import run
 from gate_cases import LARGE, STRATEGIES, Case
 from hand_over_requests import Answers, assert_same_bits, handed, prompts_of, warm_up
 from joined_engines import Joined, joined, with_source
+from mamba_api.choices import FP8_PAGES
 from mamba_server.cache.arena import AllocationSite
 from testmodels.checkpoints import (
     random_bamba,
@@ -79,6 +80,13 @@ ROWS = (
 if not LARGE:
     # A failed borrow needs a lazy strategy and boundaries of pages while decoding.
     ROWS += [(model, "ExtraBufferLazy", True, 1, 64, "both", False, True) for model in ("shipped",)]
+ROWS = [
+    *((*row, "auto") for row in ROWS),
+    # Pages of FP8, whose scales travel with the numbers: hits, preemptions and refused memory once each.
+    ("shipped", "ExtraBuffer", True, 16, 64, "both", False, False, FP8_PAGES),
+    ("falcon_h1", "ExtraBufferLazy", False, 64, 128, "decode", True, False, FP8_PAGES),
+    ("kimi_linear", "NoBuffer", True, 16, 48, "prefill", False, True, FP8_PAGES),
+]
 
 
 class Models:
@@ -87,18 +95,19 @@ class Models:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._paths: dict[str, Path] = {}
-        self._answers: dict[str, Answers] = {}
+        self._answers: dict[tuple[str, str], Answers] = {}
 
     def path(self, name: str) -> Path:
         if name not in self._paths:
             self._paths[name] = MODELS[name](self._folder / name)
         return self._paths[name]
 
-    def answers(self, name: str) -> Answers:
-        if name not in self._answers:
-            engine = Case("ExtraBuffer", False, 16, 64).boot(self.path(name), **settings_of(name))
-            self._answers[name] = run(engine, prompts_of(1))
-        return self._answers[name]
+    def answers(self, name: str, pages: str) -> Answers:
+        if (name, pages) not in self._answers:
+            case = Case("ExtraBuffer", False, 16, 64)
+            engine = case.boot(self.path(name), kv_cache_dtype=pages, **settings_of(name))
+            self._answers[name, pages] = run(engine, prompts_of(1))
+        return self._answers[name, pages]
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +145,7 @@ class FailsAfterInstall:
 
 
 @pytest.mark.parametrize(
-    ("model", "strategy", "overlap", "page_size", "chunk", "hits", "preempts", "fails"), ROWS
+    ("model", "strategy", "overlap", "page_size", "chunk", "hits", "preempts", "fails", "pages"), ROWS
 )
 def test_an_answer_after_a_hand_over_is_that_of_one_engine(
     models: Models,
@@ -148,12 +157,14 @@ def test_an_answer_after_a_hand_over_is_that_of_one_engine(
     hits: str,
     preempts: bool,
     fails: bool,
+    pages: str,
 ) -> None:
-    expected, requests = models.answers(model), prompts_of(1)
+    expected, requests = models.answers(model, pages), prompts_of(1)
     case, faults, rng = Case(strategy, overlap, page_size, chunk), FailsAfterInstall(), random.Random(3)
+    settings = {"kv_cache_dtype": pages, **settings_of(model)}
     prefill, decode = (
         Joined(
-            case.boot(models.path(model), fail=faults if fails and is_decode else None, **settings_of(model)),
+            case.boot(models.path(model), fail=faults if fails and is_decode else None, **settings),
             transfer_lease=LEASE_SECONDS,
         )
         for is_decode in (False, True)

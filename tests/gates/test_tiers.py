@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from engines import Answer, greedy, make_engine, run
-from gate_cases import LARGE, OTHER_THIRD, THIRD, Case
+from gate_cases import LARGE, OTHER_THIRD, SQUARE, THIRD, Case
 from joined_engines import Joined, joined
+from mamba_api.choices import FP8_PAGES
 from mamba_server.engine.boot import Engine
 from mamba_server.wire import AddRequest
 
@@ -31,16 +32,17 @@ def prompts(seed: int, count: int = 6) -> list[AddRequest]:
 
 
 @cache
-def slab_bytes(path: Path, page_size: int) -> int:
-    return make_engine(path, page_size=page_size).state_layout.slab_bytes
+def slab_bytes(path: Path, page_size: int, pages: str = "auto") -> int:
+    return make_engine(path, page_size=page_size, kv_cache_dtype=pages).state_layout.slab_bytes
 
 
-def small(path: Path, case: Case | None = None) -> Engine:
-    """Boot an engine whose arena holds a few states beside the pages of a prompt."""
+def small(path: Path, case: Case | None = None, *, pages: str = "auto") -> Engine:
+    """Boot an engine whose arena holds a few states beside the pages of a prompt, of that type."""
     page_size = 16 if case is None else case.page_size
     sizes = {
-        "arena_bytes": 13 * slab_bytes(path, page_size), "max_model_len": 256, "batch_invariant": True,
-        "max_running_requests": 2, "state_dtype": "float32",
+        "arena_bytes": 13 * slab_bytes(path, page_size, pages), "max_model_len": 256,
+        "batch_invariant": True, "max_running_requests": 2, "state_dtype": "float32",
+        "kv_cache_dtype": pages,
     }  # fmt: skip
     return make_engine(path, page_size=16, **sizes) if case is None else case.boot(path, **sizes)
 
@@ -54,8 +56,10 @@ def again(requests: list[AddRequest], engine: Joined) -> dict[str, Answer]:
     return out
 
 
-def answers_of_one_engine(path: Path, requests: list[AddRequest]) -> dict[str, Answer]:
-    engine = make_engine(path, batch_invariant=True)
+def answers_of_one_engine(
+    path: Path, requests: list[AddRequest], *, pages: str = "auto"
+) -> dict[str, Answer]:
+    engine = make_engine(path, batch_invariant=True, kv_cache_dtype=pages)
     return {name: answer for (name, _), answer in run(engine, requests).items()}
 
 
@@ -64,21 +68,24 @@ def restored(engine: Joined) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "case"),
-    [(kind, case) for kind, cases in (("host", THIRD), ("disk", OTHER_THIRD)) for case in cases],
+    ("kind", "case", "pages"),
+    [
+        *((kind, case, "auto") for kind, cases in (("host", THIRD), ("disk", OTHER_THIRD)) for case in cases),
+        *((kind, case, FP8_PAGES) for kind, case in zip(("host", "disk"), SQUARE[2:4], strict=True)),
+    ],
     ids=str,
 )
 def test_a_restored_state_gives_the_bits_of_a_computed_one(
-    random_model: Path, tmp_path: Path, kind: str, case: Case
+    random_model: Path, tmp_path: Path, kind: str, case: Case, pages: str
 ) -> None:
     requests = prompts(1)
-    expected = answers_of_one_engine(random_model, requests)
+    expected = answers_of_one_engine(random_model, requests, pages=pages)
     tier = (
         {"host_memory": 64 << 20}
         if kind == "host"
         else {"disk_cache": str(tmp_path), "disk_cache_bytes": 64 << 20}
     )
-    engine = Joined(small(random_model, case), **tier, **TIERED)
+    engine = Joined(small(random_model, case, pages=pages), **tier, **TIERED)
     with joined(engine):
         again(requests, engine)
         assert engine.core.transfers.tier.store.drain(30.0)

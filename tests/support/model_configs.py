@@ -8,6 +8,6 @@ CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
 
 
 def unserved_config() -> dict[str, Any]:
-    """Return the configuration of a model that can be planned but not served: its norm precedes the gate."""
+    """Return the configuration of a model that is planned but not served: gelu follows its convolutions."""
     config: dict[str, Any] = json.loads((CONFIGS / "falcon-h1-7b.json").read_text())
-    return {**config, "mamba_rms_norm": True, "mamba_norm_before_gate": True}
+    return {**config, "hidden_act": "gelu"}

@@ -123,7 +123,7 @@ class Quantization:
 
 
 def read_quantization(fields: Fields) -> Quantization | None:
-    """Read a `quantization_config`; None if it is empty. Raises Unreadable, `WrongField`."""
+    """Read a `quantization_config`; None if it quantizes no weights. Raises Unreadable, `WrongField`."""
     if not fields:
         return None
     match method := fields.word("quant_method", default="a method of no name"):
@@ -224,7 +224,8 @@ def _awq(fields: Fields) -> Quantization:
     return Quantization("awq", (*kept, Rule("lm_head", "parts", None), _every(form)))
 
 
-def _compressed_tensors(fields: Fields) -> Quantization:
+def _compressed_tensors(fields: Fields) -> Quantization | None:
+    """Read compressed-tensors; None if it stores weights as they are, beside a quantized cache."""
     method = "compressed-tensors"
     for name in ("sparsity_config", "transform_config"):
         section = fields.section(name)
@@ -233,6 +234,9 @@ def _compressed_tensors(fields: Fields) -> Quantization:
     format_ = fields.word("format", default="dense")
     rules = list(_kept(fields, "ignore"))
     groups = fields.section("config_groups").sections()
+    of_weights = [group for group in groups if group.section("weights")]
+    if not of_weights and fields.section("kv_cache_scheme"):
+        return None
     if not groups:
         raise Unreadable(f"{method} of the format {format_} without config_groups")
     for group in groups:
@@ -272,8 +276,11 @@ _MODELOPT: Mapping[str, StoredForm] = {
 """Forms of ModelOpt's algorithms."""
 
 
-def _modelopt(fields: Fields, method: str) -> Quantization:
+def _modelopt(fields: Fields, method: str) -> Quantization | None:
+    """Read ModelOpt's section; None if it stores weights as they are, beside a quantized cache."""
     algorithm = fields.word("quant_algo", default="NVFP4" if method == "modelopt_fp4" else "")
+    if not algorithm and fields.word("kv_cache_quant_algo", default=""):
+        return None
     kept = _kept(fields, "ignore", "exclude_modules")
     if algorithm != "MIXED_PRECISION":
         return Quantization("modelopt", (*kept, _every(_modelopt_form(algorithm, fields))))

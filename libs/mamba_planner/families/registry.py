@@ -70,8 +70,13 @@ MOST_LETTERS = 100
 """Longest part of an unknown name, in letters, that is compared with the names of served families."""
 _HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 """Fields that count the heads for drafts of a checkpoint."""
-_INHERITED_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", *QUANTIZATION)
-"""Fields that a multimodal configuration has outside of its `text_config`."""
+_INHERITED_FIELDS = ("dtype", "torch_dtype", *QUANTIZATION)
+"""Fields that a multimodal configuration has outside of its `text_config`, where that has none."""
+_TIED = ("tie_embedding", "tie_word_embeddings")
+"""Fields of the head. Of a multimodal model the outer ones decide: the whole has the head."""
+_TIED_BY_DEFAULT = {"qwen3_5": False, "qwen3_5_moe": False, "lfm2_vl": True}
+"""Whether the head is the embedding in multimodal models without such a field, by `model_type`; of others the
+field of the text model decides."""
 
 
 def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
@@ -83,7 +88,7 @@ def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json")
     family, nested = _family(config), config.get("text_config")
     if isinstance(nested, Mapping) and (family is None or _family(nested) is not None):
         inherited = {key: config[key] for key in _INHERITED_FIELDS if key in config}
-        config, source = {**inherited, **nested}, f"{source}: text_config"
+        config, source = {**inherited, **nested, **_head(config)}, f"{source}: text_config"
         family = _family(config)
     if family is None:
         nearest = nearest_family(config)
@@ -103,6 +108,15 @@ def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json")
     if quantization is None or quantization.is_fp8:
         return model
     return replace(model, stored=stored_weights(model, quantization))
+
+
+def _head(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a multimodal configuration says of its head, in place of what its text model says."""
+    head = {key: config[key] for key in _TIED if config.get(key) is not None}
+    if not head and (tied := _TIED_BY_DEFAULT.get(str(config.get("model_type")))) is not None:
+        head = {"tie_word_embeddings": tied}
+    # Null = the other spelling decides.
+    return {**dict.fromkeys(_TIED), **head} if head else {}
 
 
 def _is_count(value: object) -> bool:
@@ -216,9 +230,6 @@ def _mixer_problem(model: ModelConfig) -> str | None:
         if mixer is not None and mixer.activation not in CONVOLUTION_ACTIVATIONS_SERVED:
             what = f"mixers with the activation {mixer.activation} after their convolution"
             return _refusal(what, ", ".join(CONVOLUTION_ACTIVATIONS_SERVED))
-    if model.mamba is not None and model.mamba.gated_norm and model.mamba.norm_before_gate:
-        what = f"{model.family} models whose norm comes before the gate"
-        return _refusal(what, "those whose norm comes after the gate")
     return None
 
 

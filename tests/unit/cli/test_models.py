@@ -122,7 +122,7 @@ def test_a_pull_that_broke_off_is_listed_and_continued(server: FileServer) -> No
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [({"model_type": "gpt2"}, "is not supported"), (unserved_config(), "mamba_norm_before_gate|norm")],
+    [({"model_type": "gpt2"}, "is not supported"), (unserved_config(), "activation gelu")],
 )
 def test_a_model_that_cannot_be_served_is_refused_before_its_weights(
     hub: Hub, config: dict[str, Any], message: str

@@ -82,13 +82,14 @@ def test_the_convolution_leaves_the_outputs_and_windows_of_the_fast_one() -> Non
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-@pytest.mark.parametrize("weighted", [True, False])
-def test_the_gated_norm_has_the_value_of_the_fast_one(groups: int, weighted: bool) -> None:
+@pytest.mark.parametrize(("weighted", "first"), [(True, False), (True, True), (False, False)])
+def test_the_gated_norm_has_the_value_of_the_fast_one(groups: int, weighted: bool, first: bool) -> None:
     g = torch.Generator().manual_seed(4)
     y, gate = (torch.randn(9, 32, generator=g, dtype=torch.float64) for _ in range(2))
     weight = torch.randn(32, generator=g, dtype=torch.float64) if weighted else None
-    expected = gated_norm(y, gate, weight, 1e-5, groups)
-    torch.testing.assert_close(gated_norm_by_row(y, gate, weight, 1e-5, groups), expected, **EXACT)
+    expected = gated_norm(y, gate, weight, 1e-5, groups, norm_first=first)
+    got = gated_norm_by_row(y, gate, weight, 1e-5, groups, norm_first=first)
+    torch.testing.assert_close(got, expected, **EXACT)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -155,6 +155,12 @@ FALCON_H1: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         "seed": 15,
     },
+    "Falcon-H1, a norm before the gate": {
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": True,
+        "mamba_n_groups": 2,
+        "seed": 39,
+    },
 }
 QWEN3_NEXT: dict[str, dict[str, Any]] = {
     "Qwen3-Next, experts and one dense layer": {},

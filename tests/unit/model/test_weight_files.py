@@ -64,6 +64,19 @@ def test_the_log_names_the_parts_of_a_multimodal_checkpoint_that_are_left_out(
     assert weights_size(tmp_path) == WeightsSize(64, 16, 0)
 
 
+@pytest.mark.parametrize("tower", ["visual", "model.visual", "vision_tower", "model.vision_tower"])
+def test_a_tower_beside_the_names_of_a_text_model_alone_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tower: str
+) -> None:
+    text = {"model.norm.weight": 8, "model.layers.0.mlp.up_proj.weight": 8, "lm_head.weight": 8}
+    tensors(tmp_path / FILE, **text, **{f"{tower}.blocks.0.bias": 4, "multi_modal_projector.bias": 4})
+    weights = Weights(tmp_path)
+    assert [*map(weights.has, ("norm.weight", "layers.0.mlp.up_proj.weight", "lm_head.weight"))] == [True] * 3
+    (line,) = caplog.messages
+    assert f"multi_modal_projector, {tower.removeprefix('model.')}" in line
+    assert weights_size(tmp_path) == WeightsSize(96, 24, 0)
+
+
 def test_matrices_of_all_experts_are_matrices_and_a_convolution_is_none(tmp_path: Path) -> None:
     header, offset = {}, 0
     for name, shape in {"up": [6, 5], "experts": [4, 6, 5], "conv1d": [8, 1, 4], "bias": [6]}.items():

@@ -14,7 +14,7 @@ from mamba_server.model.checkpoint.errors import UnsupportedModel, WeightsError
 from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.layers.hybrid import HybridModel
-from testmodels.checkpoints import random_nemotron_h
+from testmodels.checkpoints import random_multimodal_qwen3_5, random_nemotron_h
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"
@@ -258,6 +258,44 @@ def test_a_tied_head_is_the_embedding_even_if_the_files_have_a_head_of_their_own
     assert torch.equal(matrix(load(directory).head), embedded(load(directory)))
     own = torch.randn(264, 48)
     rewrite(directory, lambda tensors: tensors.update({"lm_head.weight": own}))
+    assert torch.equal(matrix(load(directory).head), embedded(load(directory)))
+
+
+CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+QUANTIZED_CACHES = [
+    {},
+    {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": CACHE},
+    {
+        "quant_method": "compressed-tensors",
+        "config_groups": {
+            "0": {"targets": ["NemotronHAttention"], "input_activations": CACHE, "weights": None}
+        },
+        "kv_cache_scheme": CACHE,
+    },
+    {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
+]
+
+
+@pytest.mark.parametrize("section", QUANTIZED_CACHES)
+def test_a_checkpoint_whose_cache_alone_is_quantized_is_an_ordinary_one(
+    checkpoint: Path, copy: Path, caplog: pytest.LogCaptureFixture, section: dict[str, object]
+) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "quantization_config": section}))
+    scales = {"k_proj.k_scale": torch.ones(()), "v_scale": torch.ones(1)}
+    rewrite(copy, lambda tensors: tensors.update({f"backbone.layers.2.mixer.{n}": scales[n] for n in scales}))
+    for got, wanted in zip(parameters(load(copy)), parameters(load(checkpoint)), strict=True):
+        assert torch.equal(got, wanted)
+    assert "k_scale" in caplog.text
+    assert weights_size(copy) == weights_size(checkpoint)
+
+
+def test_the_head_of_a_multimodal_model_is_the_embedding_if_the_whole_model_says_so(tmp_path: Path) -> None:
+    """Transformers writes a text model with the default of its class beside the word of the whole."""
+    directory = random_multimodal_qwen3_5(tmp_path, tie_word_embeddings=True)
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = False
+    (directory / "config.json").write_text(json.dumps(config))
     assert torch.equal(matrix(load(directory).head), embedded(load(directory)))
 
 

@@ -61,6 +61,17 @@ def test_the_nested_text_configuration_of_a_multimodal_model_is_used() -> None:
     assert model_config_from_hf(outer) == model_config_from_hf(published("nemotron-nano-9b-v2"))
 
 
+@pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True)])
+def test_a_multimodal_model_decides_whether_its_head_is_the_embedding(outer: bool, inner: bool) -> None:
+    """The head belongs to the whole model, and a text model inside it has none."""
+    whole = published("qwen3.6-27b")
+    whole["text_config"]["tie_word_embeddings"] = inner
+    assert model_config_from_hf({**whole, "tie_word_embeddings": outer}).tie_embeddings is outer
+    del whole["tie_word_embeddings"]
+    assert not model_config_from_hf(whole).tie_embeddings
+    assert model_config_from_hf({**whole, "model_type": "of_others"}).tie_embeddings is inner
+
+
 def test_a_multimodal_model_that_names_the_architecture_of_its_text_model_is_read_through_it() -> None:
     whole = published("qwen3.6-35b-a3b")
     renamed = {**whole, "architectures": ["Qwen3_5MoeForCausalLM"]}

@@ -138,14 +138,6 @@ def test_experts_that_no_kernel_computes_are_refused(changes: dict[str, Any], wo
     assert word in (why_not_served(replace(nano, moe=replace(nano.moe, **changes))) or "")
 
 
-def test_a_norm_in_front_of_the_gate_is_refused() -> None:
-    falcon = model("falcon-h1-7b")
-    assert falcon.mamba is not None
-
-    normed = replace(falcon, mamba=replace(falcon.mamba, gated_norm=True, norm_before_gate=True))
-    assert "norm comes before the gate" in (why_not_served(normed) or "")
-
-
 def test_an_odd_number_of_rotated_elements_is_refused() -> None:
     bamba = model("bamba-9b")
     assert bamba.attention is not None

@@ -29,6 +29,13 @@ SCALES = ("_scale", "_scale_inv")
 activations are not used."""
 TEXT_PARTS = ("model.language_model.", "language_model.")
 """Prefixes of the text model's tensors in a multimodal checkpoint."""
+PICTURE_PARTS = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
+"""Prefixes of models of pictures after "model." or nothing. Beside them a text model may have the names that
+it has alone."""
+_BODY = (
+    "layers.", "embed_tokens.", "embeddings.", "embedding_norm.", "norm.", "norm_f.", "final_layernorm.",
+)  # fmt: skip
+"""Prefixes of the tensors of a text model after "model." or nothing."""
 DRAFT_HEADS = "mtp."
 """Prefix of the tensors of heads that predict several tokens, which are loaded only to draft with."""
 _HEAD = "lm_head."
@@ -119,7 +126,9 @@ def _stored_fp8(entries: dict[str, Entry]) -> tuple[int, int]:
 
 def is_multimodal(names: Iterable[str]) -> bool:
     """Return whether these tensors belong to a text model and other models, such as one of pictures."""
-    return any(name.startswith(TEXT_PARTS) for name in names)
+    return any(
+        name.startswith(TEXT_PARTS) or name.removeprefix("model.").startswith(PICTURE_PARTS) for name in names
+    )
 
 
 def has_draft_heads(directory: Path) -> bool:
@@ -135,7 +144,8 @@ def text_name(name: str, *, heads: bool = False) -> str | None:
     for part in TEXT_PARTS:
         if name.startswith(part):
             return name.removeprefix(part)
-    return name if name.startswith((_HEAD, DRAFT_HEADS) if heads else _HEAD) else None
+    alone = name.startswith((_HEAD, DRAFT_HEADS) if heads else _HEAD)
+    return name if alone or name.removeprefix("model.").startswith(_BODY) else None
 
 
 def other_parts(names: Iterable[str], *, heads: bool = False) -> list[str]:

@@ -34,6 +34,7 @@ from mamba_server.model.checkpoint.quantized.stored_matrix import (
 )
 from mamba_server.model.checkpoint.quantized.stored_names import (
     OF_ACTIVATIONS,
+    OF_CACHES,
     StoredMatrix,
     find,
     shapes_of,
@@ -252,8 +253,8 @@ class Weights:
         `unused` are prefixes of tensors that need not be taken.
         """
         scales = scale_endings(entry.dtype for entry in self._entries.values())
-        if self._matrices:
-            scales += OF_ACTIVATIONS
+        # Weights of a checkpoint may be ordinary beside a quantized cache.
+        scales += OF_ACTIVATIONS if self._matrices else OF_CACHES
         shapes = shapes_of(self._matrices.values())
         for name, entry in self._entries.items():
             if name in self._names_read or name.startswith(unused) or name.endswith(scales) or name in shapes:
@@ -264,6 +265,13 @@ class Weights:
                 f"{entry.file}: tensor {entry.name} is unexpected: the configuration has no place for it"
             )
         self._report_widened()
+        if scale := next((name for name in self._entries if name.endswith(OF_CACHES)), None):
+            # An engine writes nothing below a warning.
+            log.warning(
+                "%s and the like are not used: with --kv-cache-dtype fp8_e4m3 each key and value of a token "
+                "has a scale of its own",
+                scale,
+            )
         self._files.clear()
 
     def _is_empty_bias(self, name: str, entry: WeightEntry) -> bool:

@@ -40,11 +40,11 @@ class Mamba2Mixer:
         self.D = loader.wide("D", H)
         self.dt_bias = loader.wide("dt_bias", H)
         self.norm_weight = loader.tensor("norm.weight", inner) if config.gated_norm else None
-        self.kernels = (
-            None if loader.library is None or loader.batch_invariant else self._kernels(loader.library)
-        )
-        """C++ kernels of decode and prefill; None = operators are used, as in batch-invariant mode, in which
-        a token has the same bits whether it is decoded or part of a prompt."""
+        self.norm_first = config.gated_norm and config.norm_before_gate
+        fused = not (loader.batch_invariant or self.norm_first)
+        self.kernels = self._kernels(loader.library) if fused and loader.library is not None else None
+        """C++ kernels of decode and prefill; None = operators are used: in batch-invariant mode, in which a
+        token has the same bits whether it is decoded or part of a prompt, and for a norm before the gate."""
 
     def _kernels(self, library: Library) -> tuple[MambaDecoder, MambaPrefiller]:
         config = self.config
@@ -115,7 +115,9 @@ class Mamba2Mixer:
                 mixed = operators.conv1d_prefill(inputs[rows], self.conv_weight, self.conv_bias, conv, plan)
                 operators.ssd_prefill(ssm, self._scan_inputs(mixed, dt[rows]), plan, y[rows])
         norm = gated_norm_by_row if self.batch_invariant else operators.gated_norm
-        return norm(y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups)
+        return norm(
+            y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups, norm_first=self.norm_first
+        )
 
     def absorb(self, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, replay: ReplayPlan) -> None:
         """Compute the inputs of accepted drafts that `ring` holds into the live slots, outside a step."""

@@ -18,18 +18,16 @@ from mamba_planner.families.quantization import (
 
 Entry = tuple[str, tuple[int, ...]]
 """Type of a tensor as safetensors files name it, and its shape."""
+OF_CACHES = (".k_scale", ".v_scale", ".kv_scale", ".k_zero_point", ".v_zero_point")
+"""Endings of tensors for keys and values, which this version gives scales of their own."""
 OF_ACTIVATIONS = (
     ".input_scale",
     ".input_zero_point",
     ".input_global_scale",
     ".input_activation_scale",
     ".output_scale",
-    ".k_scale",
-    ".v_scale",
     ".q_scale",
-    ".kv_scale",
-    ".k_zero_point",
-    ".v_zero_point",
+    *OF_CACHES,
 )
 """Endings of tensors for activations and caches, which this version does not quantize as they say."""
 
