@@ -3,6 +3,7 @@
 The failure of one child does not keep the others from being written. Called by `reconcile`; decides nothing.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,8 +16,10 @@ from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (
     Conflict,
+    ImageVolumesMissing,
     NameTaken,
     NotInSchema,
+    ObjectRejected,
     OperatorError,
     Terminating,
     Unreachable,
@@ -82,8 +85,9 @@ async def apply(
                     outcome.applied.append(AppliedChange(ref(change.manifest), change.change, change.detail))
             except Unreachable:
                 raise
-            except NotInSchema as error:
+            except ObjectRejected as error:
                 outcome.errors.append(_as_spec_error(change.manifest, error))
+                token_missing = token_missing or change.create_only
             except OperatorError as error:
                 outcome.errors.append(error)
                 token_missing = token_missing or change.create_only
@@ -136,11 +140,21 @@ def _mounts_token(manifest: Manifest) -> bool:
     return manifest["kind"] == "Deployment" and labels.get(names.LABEL_COMPONENT) == "engine"
 
 
-def _as_spec_error(manifest: Manifest, error: NotInSchema) -> OperatorError:
+def _as_spec_error(manifest: Manifest, error: ObjectRejected) -> OperatorError:
     """Return the error with the name of the field of the spec that caused it.
 
-    Only fields of pod templates can be wrong: the API server checks all others of the spec itself.
+    Only fields of pod templates can be wrong: the API server checks all others of the spec itself, except
+    that a cluster may lack volumes of images.
     """
+    if _lacks_image_volumes(manifest, error):
+        return ImageVolumesMissing(
+            f"spec.model.imageVolume: this cluster has no volumes of images ({error}); remove imageVolume, "
+            "so that engines download the model, or enable the feature gate ImageVolume (Kubernetes 1.33 "
+            "and later)",
+            status=error.status,
+        )
+    if not isinstance(error, NotInSchema):
+        return error
     inside = error.path.removeprefix(".spec.template")
     if manifest["kind"] != "Deployment" or inside == error.path:
         return error
@@ -150,6 +164,20 @@ def _as_spec_error(manifest: Manifest, error: NotInSchema) -> OperatorError:
     field = "spec.gateway.podTemplate" if of_gateway else "spec.podTemplate"
     message = f"{field}{inside}: {error.complaint}; correct or remove the field"
     return NotInSchema(message, path=error.path, complaint=error.complaint)
+
+
+def _lacks_image_volumes(manifest: Manifest, error: ObjectRejected) -> bool:
+    """Return whether the API server does not know the image of a volume, or drops it as switched off."""
+    if manifest["kind"] != "Deployment":
+        return False
+    volumes = manifest["spec"]["template"]["spec"].get("volumes") or ()
+    places = [place for place, volume in enumerate(volumes) if "image" in volume]
+    if isinstance(error, NotInSchema):
+        return bool(places) and ".volumes[" in error.path and error.path.endswith(".image")
+    return any(
+        re.search(rf"volumes\[{place}\]: Required value: must specify a volume type", str(error))
+        for place in places
+    )
 
 
 def _same_object(manifest: Manifest, before: Manifest) -> Manifest:
