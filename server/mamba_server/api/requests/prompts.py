@@ -145,7 +145,7 @@ class PromptBuilder:
         check_token_ids(prompt.token_ids, self._limits, "messages")
         return prompt.last(request.truncate_prompt_tokens)
 
-    def _check_length(self, source: str | list[int], param: str) -> None:
+    def _check_length(self, source: object, param: str) -> None:
         if isinstance(source, str):
             self._check_chars(len(source), param)
 
