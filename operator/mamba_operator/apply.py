@@ -3,7 +3,6 @@
 The failure of one child does not keep the others from being written. Called by `reconcile`; decides nothing.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,7 +18,6 @@ from mamba_operator.objects.errors import (
     ImageVolumesMissing,
     NameTaken,
     NotInSchema,
-    ObjectRejected,
     OperatorError,
     Terminating,
     Unreachable,
@@ -35,7 +33,12 @@ from mamba_operator.objects.manifest import (
     ref,
 )
 from mamba_operator.observation.snapshot import Snapshot
+from mamba_operator.render.engine_pod import MODEL_VOLUME
 
+NO_IMAGE_VOLUMES = (
+    "spec.model.imageVolume: the API server of this cluster has no volumes of images; remove imageVolume, so "
+    "that engines download the model, or enable the feature gate ImageVolume (Kubernetes 1.33 and later)"
+)
 OnCreated = Callable[[Manifest], None]
 """Called with each child that was created, as the API server returned it."""
 
@@ -85,9 +88,8 @@ async def apply(
                     outcome.applied.append(AppliedChange(ref(change.manifest), change.change, change.detail))
             except Unreachable:
                 raise
-            except ObjectRejected as error:
+            except NotInSchema as error:
                 outcome.errors.append(_as_spec_error(change.manifest, error))
-                token_missing = token_missing or change.create_only
             except OperatorError as error:
                 outcome.errors.append(error)
                 token_missing = token_missing or change.create_only
@@ -115,6 +117,7 @@ async def _apply(
     A created child is passed to `on_created`. What later passes need to compare is written to `outcome`.
     """
     before = snapshot.children.get(ref(change.manifest))
+    await _check_image_volumes(client, change.manifest)
     if change.create_only:
         try:
             await client.create(change.manifest)
@@ -140,21 +143,11 @@ def _mounts_token(manifest: Manifest) -> bool:
     return manifest["kind"] == "Deployment" and labels.get(names.LABEL_COMPONENT) == "engine"
 
 
-def _as_spec_error(manifest: Manifest, error: ObjectRejected) -> OperatorError:
+def _as_spec_error(manifest: Manifest, error: NotInSchema) -> OperatorError:
     """Return the error with the name of the field of the spec that caused it.
 
-    Only fields of pod templates can be wrong: the API server checks all others of the spec itself, except
-    that a cluster may lack volumes of images.
+    Only fields of pod templates can be wrong: the API server checks all others of the spec itself.
     """
-    if _lacks_image_volumes(manifest, error):
-        return ImageVolumesMissing(
-            f"spec.model.imageVolume: this cluster has no volumes of images ({error}); remove imageVolume, "
-            "so that engines download the model, or enable the feature gate ImageVolume (Kubernetes 1.33 "
-            "and later)",
-            status=error.status,
-        )
-    if not isinstance(error, NotInSchema):
-        return error
     inside = error.path.removeprefix(".spec.template")
     if manifest["kind"] != "Deployment" or inside == error.path:
         return error
@@ -166,18 +159,30 @@ def _as_spec_error(manifest: Manifest, error: ObjectRejected) -> OperatorError:
     return NotInSchema(message, path=error.path, complaint=error.complaint)
 
 
-def _lacks_image_volumes(manifest: Manifest, error: ObjectRejected) -> bool:
-    """Return whether the API server does not know the image of a volume, or drops it as switched off."""
+def _mounts_model(manifest: Manifest) -> bool:
+    """Return whether the pods of a Deployment mount the image of the model as a volume."""
     if manifest["kind"] != "Deployment":
         return False
     volumes = manifest["spec"]["template"]["spec"].get("volumes") or ()
-    places = [place for place, volume in enumerate(volumes) if "image" in volume]
-    if isinstance(error, NotInSchema):
-        return bool(places) and ".volumes[" in error.path and error.path.endswith(".image")
-    return any(
-        re.search(rf"volumes\[{place}\]: Required value: must specify a volume type", str(error))
-        for place in places
-    )
+    return any(volume["name"] == MODEL_VOLUME and "image" in volume for volume in volumes)
+
+
+async def _check_image_volumes(client: KubeClient, manifest: Manifest) -> None:
+    """Check that the API server would store the image of the model as a volume of the pods.
+
+    A server whose feature gate is closed drops such volumes and their mounts without a word, and engines
+    would start without a model. Raises ImageVolumesMissing.
+    """
+    if not _mounts_model(manifest):
+        return
+    try:
+        stored = await client.apply(manifest, dry_run=True)
+    except NotInSchema as error:
+        if ".volumes[" in error.path and error.path.endswith(".image"):
+            raise ImageVolumesMissing(NO_IMAGE_VOLUMES, status=error.status) from error
+        raise
+    if not _mounts_model(stored):
+        raise ImageVolumesMissing(NO_IMAGE_VOLUMES)
 
 
 def _same_object(manifest: Manifest, before: Manifest) -> Manifest:

@@ -288,9 +288,10 @@ REASONS: dict[Reason, str] = {
         "list; the message names the kind. Everything else is in place. Install its CRD or remove the field."
     ),
     Reason.IMAGE_VOLUMES_NOT_SERVED: (
-        "The cluster has no volumes of images, which spec.model.imageVolume needs, so the API server refused "
-        "the engines; older engines go on. Remove imageVolume, so that engines download the model, or enable "
-        "the feature gate ImageVolume of the API server and the kubelets (Kubernetes 1.33 and later)."
+        "The cluster has no volumes of images, which spec.model.imageVolume needs. Its API server would leave"
+        " the volume out, so the operator writes no engines, and older ones go on. Remove imageVolume, so "
+        "that engines download the model, or enable the feature gate ImageVolume of the API server and the "
+        "kubelets (Kubernetes 1.33 and later)."
     ),
     Reason.FORBIDDEN: (
         "The operator lacks a permission; the message names verb and resource. Add the missing rule to its "

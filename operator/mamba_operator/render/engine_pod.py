@@ -36,6 +36,8 @@ ADMIN_TOKEN_MOUNT = "/run/mambaserve/admin"  # noqa: S105 - where the token is m
 
 MODELS_MOUNT = "/models"
 """Folder in which claims are mounted: pvc://claim/path is /models/claim/path."""
+MODEL_VOLUME = "model"
+"""Volume from which the model is read, where it is mounted."""
 IMAGE_MOUNT = "/model-image"
 """Folder in which the image of a model is mounted."""
 CACHE_MOUNT = "/cache"
@@ -438,13 +440,13 @@ def _image_volume(uri: str, image: ImageVolume) -> dict[str, Any]:
     source = {"reference": uri.removeprefix("oci://")}
     if image.pull_policy is not None:
         source["pullPolicy"] = image.pull_policy
-    return {"name": "model", "image": source}
+    return {"name": MODEL_VOLUME, "image": source}
 
 
 def _claims(spec: Spec) -> dict[str, str]:
     """Return the claims from which model, adapters and draft model are read, by name of the volume."""
     model, draft = spec.model, spec.engine.draft_location
-    claims = {"model": model.location.name} if model.location.scheme == "pvc" else {}
+    claims = {MODEL_VOLUME: model.location.name} if model.location.scheme == "pvc" else {}
     of_adapters = (adapter.location for adapter in model.adapters)
     others = dict.fromkeys(location.name for location in of_adapters if location.scheme == "pvc")
     others = {claim: None for claim in others if claim not in claims.values()}
@@ -480,7 +482,7 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
     if spec.state_cache.disk is not None:
         mounts.append({"name": DISK_VOLUME, "mountPath": DISK_MOUNT})
     if spec.model.image_volume is not None:
-        mounts.append({"name": "model", "mountPath": IMAGE_MOUNT, "readOnly": True})
+        mounts.append({"name": MODEL_VOLUME, "mountPath": IMAGE_MOUNT, "readOnly": True})
     for name, claim in _claims(spec).items():
         mounts.append({"name": name, "mountPath": f"{MODELS_MOUNT}/{claim}", "readOnly": True})
     if spec.source_schemes & DOWNLOADED:

@@ -8,6 +8,7 @@ import uuid
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
@@ -61,14 +62,14 @@ class RankingEndpoints:
     ) -> tuple[list[float], PooledAnswer]:
         """Return the cosine of each pair, between -1 and 1, and the end of the answer. Raises ApiError."""
         texts = comparison.texts
-        vectors: dict[int, np.ndarray[tuple[int], np.dtype[np.float32]]] = {}
+        vectors: dict[int, NDArray[np.float32]] = {}
 
         def take(place: int, numbers: bytes) -> None:
             vector = np.frombuffer(numbers, "<f4")
             length = np.linalg.norm(vector.astype(np.float64))
             if not np.isfinite(length):
                 raise InternalError("the model computed a vector with infinite numbers")
-            vectors[place] = vector / np.float32(length or 1)
+            vectors[place] = (vector / (length or 1)).astype(np.float32)
 
         answer = await self._prompts.compute(body, texts, answer_id, context, take)
         cosines = (float(vectors[one] @ vectors[other]) for one, other in comparison.pairs)
