@@ -1,12 +1,13 @@
 """Bodies and answers of `/v1/embeddings`, `/tokenize` and `/detokenize`. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from mamba_api.openai_fields import FAIL_FAST, MAX_MESSAGES, ChatMessage, Strict, TokenIds, refuse_unsupported
-from mamba_api.openai_responses import EngineCost
+from mamba_api.openai_responses import EngineCost, Explanations
 from mamba_api.openai_tools import Tool
 
 MOST_INPUTS = 1024
@@ -21,24 +22,28 @@ _NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
 """Fields of other servers that would change an embedding, with the values that change nothing."""
 
 
-class EmbeddingsRequest(Strict):
-    """Body of `POST /v1/embeddings`."""
+@dataclass(frozen=True, slots=True)
+class PooledTexts:
+    """Texts of one request that the engine turns into one vector each."""
 
-    REFUSED_FIELDS: ClassVar[frozenset[str]] = frozenset(_NOT_SUPPORTED)
-    """Names of fields that are refused although the model has no such fields."""
+    inputs: list[str] | list[list[int]]
+    """Texts, or lists of token ids."""
+    names: Sequence[str]
+    """Field of the body that each input comes from, by which an error names it."""
+    most_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Number of first tokens that are read of an input, by its field; the others are read whole."""
+
+
+class PooledRequest(Strict):
+    """Fields of a request for vectors that do not depend on what is done with the vectors."""
+
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Fields of other servers that would change the answer, with the values that change nothing."""
 
     model: str | None = None
     """Name of the served model; defaults to the one that is served."""
-    input: str | Annotated[list[str], FAIL_FAST] | TokenIds | Annotated[list[TokenIds], FAIL_FAST]
-    """A text, texts, token ids, or lists of token ids."""
-    encoding_format: Literal["float", "base64"] | None = None
-    """`float`: numbers; `base64`: the bytes of float32 numbers, little-endian."""
-    dimensions: int | None = Field(None, ge=1, le=2**16)
-    """Number of first dimensions to return, of a model that was trained for that."""
     pooling: Pooling | None = None
     """`mean`: the mean of all tokens; `last`: the last token. Defaults to what the server states."""
-    normalize: bool | None = None
-    """Whether the vector has the length 1; defaults to true."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its special tokens, such as bos, to a text; defaults to true."""
     truncate_prompt_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
@@ -53,7 +58,24 @@ class EmbeddingsRequest(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, fields: Any) -> Any:
-        return refuse_unsupported(fields, _NOT_SUPPORTED)
+        return refuse_unsupported(fields, cls.NOT_SUPPORTED)
+
+
+class EmbeddingsRequest(PooledRequest):
+    """Body of `POST /v1/embeddings`."""
+
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = _NOT_SUPPORTED
+    REFUSED_FIELDS: ClassVar[frozenset[str]] = frozenset(_NOT_SUPPORTED)
+    """Names of fields that are refused although the model has no such fields."""
+
+    input: str | Annotated[list[str], FAIL_FAST] | TokenIds | Annotated[list[TokenIds], FAIL_FAST]
+    """A text, texts, token ids, or lists of token ids."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """`float`: numbers; `base64`: the bytes of float32 numbers, little-endian."""
+    dimensions: int | None = Field(None, ge=1, le=2**16)
+    """Number of first dimensions to return, of a model that was trained for that."""
+    normalize: bool | None = None
+    """Whether the vector has the length 1; defaults to true."""
 
     @model_validator(mode="after")
     def _some_inputs(self) -> "EmbeddingsRequest":
@@ -69,6 +91,11 @@ class EmbeddingsRequest(Strict):
         if isinstance(self.input, str):
             return [self.input]
         return [self.input] if isinstance(self.input[0], int) else self.input
+
+    @property
+    def texts(self) -> PooledTexts:
+        """Inputs as the engine receives them."""
+        return PooledTexts(self.inputs, ["input"] * len(self.inputs))
 
 
 class Embedding(Strict):
@@ -86,7 +113,7 @@ class EmbeddingsUsage(Strict):
     """Tokens of the request."""
 
     prompt_tokens: int
-    """Tokens of all inputs."""
+    """Tokens of all texts."""
     total_tokens: int
     """The same number."""
     engine_cost: EngineCost | None = None
@@ -104,6 +131,8 @@ class EmbeddingsResponse(Strict):
     """Name of the served model."""
     usage: EmbeddingsUsage
     """Tokens of the request."""
+    mambaserve: Explanations | None = None
+    """Explanations of what was resumed, with `X-Mambaserve-Explain: 1`."""
 
 
 class TokenizeRequest(Strict):

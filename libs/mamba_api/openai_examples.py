@@ -91,6 +91,13 @@ def request_examples(model: str | None = None) -> dict[str, Examples]:
                 "value": {**named, "input": ["A cup of tea", "A cup of coffee"]},
             },
         },
+        **dict.fromkeys(("/v1/rerank", "/v2/rerank"), _ranked(named)),
+        "/v1/score": {
+            "pairs": {
+                "summary": "The likeness of a text to each of two others",
+                "value": {**named, "text_1": "A cup of tea", "text_2": ["A pot of tea", "A bicycle"]},
+            },
+        },
         "/tokenize": {
             "text": {"summary": "The tokens of a text", "value": {**named, "prompt": question}},
             "chat": {
@@ -100,5 +107,15 @@ def request_examples(model: str | None = None) -> dict[str, Examples]:
         },
         "/detokenize": {
             "tokens": {"summary": "The text of tokens", "value": {**named, "tokens": [1, 2, 3]}},
+        },
+    }
+
+
+def _ranked(named: dict[str, str]) -> Examples:
+    documents = ["A bicycle", "A pot of tea", "A cup of coffee"]
+    return {
+        "documents": {
+            "summary": "The two documents most like a query",
+            "value": {**named, "query": "A cup of tea", "documents": documents, "top_n": 2},
         },
     }

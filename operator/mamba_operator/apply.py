@@ -15,6 +15,7 @@ from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (
     Conflict,
+    ImageVolumesMissing,
     NameTaken,
     NotInSchema,
     OperatorError,
@@ -32,7 +33,12 @@ from mamba_operator.objects.manifest import (
     ref,
 )
 from mamba_operator.observation.snapshot import Snapshot
+from mamba_operator.render.engine_pod import MODEL_VOLUME
 
+NO_IMAGE_VOLUMES = (
+    "spec.model.imageVolume: the API server of this cluster has no volumes of images; remove imageVolume, so "
+    "that engines download the model, or enable the feature gate ImageVolume (Kubernetes 1.33 and later)"
+)
 OnCreated = Callable[[Manifest], None]
 """Called with each child that was created, as the API server returned it."""
 
@@ -111,6 +117,7 @@ async def _apply(
     A created child is passed to `on_created`. What later passes need to compare is written to `outcome`.
     """
     before = snapshot.children.get(ref(change.manifest))
+    await _check_image_volumes(client, change.manifest)
     if change.create_only:
         try:
             await client.create(change.manifest)
@@ -150,6 +157,32 @@ def _as_spec_error(manifest: Manifest, error: NotInSchema) -> OperatorError:
     field = "spec.gateway.podTemplate" if of_gateway else "spec.podTemplate"
     message = f"{field}{inside}: {error.complaint}; correct or remove the field"
     return NotInSchema(message, path=error.path, complaint=error.complaint)
+
+
+def _mounts_model(manifest: Manifest) -> bool:
+    """Return whether the pods of a Deployment mount the image of the model as a volume."""
+    if manifest["kind"] != "Deployment":
+        return False
+    volumes = manifest["spec"]["template"]["spec"].get("volumes") or ()
+    return any(volume["name"] == MODEL_VOLUME and "image" in volume for volume in volumes)
+
+
+async def _check_image_volumes(client: KubeClient, manifest: Manifest) -> None:
+    """Check that the API server would store the image of the model as a volume of the pods.
+
+    A server whose feature gate is closed drops such volumes and their mounts without a word, and engines
+    would start without a model. Raises ImageVolumesMissing.
+    """
+    if not _mounts_model(manifest):
+        return
+    try:
+        stored = await client.apply(manifest, dry_run=True)
+    except NotInSchema as error:
+        if ".volumes[" in error.path and error.path.endswith(".image"):
+            raise ImageVolumesMissing(NO_IMAGE_VOLUMES, status=error.status) from error
+        raise
+    if not _mounts_model(stored):
+        raise ImageVolumesMissing(NO_IMAGE_VOLUMES)
 
 
 def _same_object(manifest: Manifest, before: Manifest) -> Manifest:

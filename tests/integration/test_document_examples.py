@@ -23,6 +23,9 @@ ANSWERED = {
     "/v1/messages/count_tokens": "input_tokens",
     "/v1/responses": "output",
     "/v1/embeddings": "data",
+    "/v1/rerank": "results",
+    "/v2/rerank": "results",
+    "/v1/score": "data",
     "/tokenize": "tokens",
     "/detokenize": "prompt",
 }

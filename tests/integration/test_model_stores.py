@@ -18,6 +18,7 @@ from mamba_server.model.checkpoint.source import facts_of_remote, resolve
 from matrix_size import LARGE
 from model_stores import Registry, registry, request, s3_server
 from servers import Command, Server, call
+from signed_bucket import new_key, signed_bucket
 
 pytestmark = pytest.mark.slow
 TINY = Path(__file__).parents[2] / "server" / "mamba_server" / "builtin" / "tiny-recall"
@@ -119,6 +120,25 @@ def test_a_bucket_of_google_s_is_read_by_the_xml_that_both_clouds_speak(
         resolve("gs://models/team/tiny")
     with pytest.raises(SourceNotFound, match="there is no bucket none-here at"):
         resolve("gs://none-here/a")
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_bucket_of_google_s_is_read_with_the_signature_of_a_service_account(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everybody = {"x-amz-acl": "public-read", "Content-Type": "application/octet-stream"}
+    for name, data in FILES.items():
+        request("PUT", f"{s3}/models/signed/{name}", data, everybody)
+    with signed_bucket(s3, tmp_path) as bucket:
+        monkeypatch.setenv("SSL_CERT_FILE", str(bucket.certificate))
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", bucket.account(new_key()))
+        with pytest.raises(DownloadFailed, match=r"refuses the credentials .* check GOOGLE_APPLICATION_CRED"):
+            resolve("gs://models/signed")
+        assert not bucket.reads
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", bucket.account())
+        assert content(resolve("gs://models/signed")) == FILES
+        facts = facts_of_remote("gs://models/signed")
+        assert facts.weights_bytes == len(FILES["model.safetensors"])
 
 
 @pytest.mark.usefixtures("keys")

@@ -36,7 +36,7 @@ SOON = {"header_timeout": 0.25, "body_timeout": 0.25, "keep_alive_timeout": 0.25
 GUARDED = (
     "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
     "/v1/responses/resp_1", "/v1/responses/resp_1/input_items", "/v1/conversations",
-    "/v1/embeddings", "/tokenize", "/detokenize",
+    "/v1/embeddings", "/v1/rerank", "/v2/rerank", "/v1/score", "/tokenize", "/detokenize",
     "/v1/conversations/conv_1", "/v1/conversations/conv_1/items",
     "/v1/models", "/v1/models/m", "/v1/status", "/v1/tokenizer",
     "/v1/handover", "/v1/prefix_changes", "/v1/usage_changes", "/v1/routing/decisions", "/v1/usage",
@@ -46,7 +46,7 @@ GUARDED = (
 WITH_BODY = (
     "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
     "/v1/conversations", "/v1/conversations/conv_1", "/v1/conversations/conv_1/items", "/v1/embeddings",
-    "/tokenize", "/detokenize",
+    "/v1/rerank", "/v2/rerank", "/v1/score", "/tokenize", "/detokenize",
 )  # fmt: skip
 ADMIN = ("/admin/drain", "/admin/flush_cache", "/admin/plan", "/admin/ledger", "/admin/requests")
 DOCUMENT = "/openapi.json"

@@ -49,6 +49,8 @@ def assert_understood(answers: dict[str, Any]) -> None:
             assert answer == "OK.", name
         elif name == "vectors":
             assert answer == 2
+        elif name == "ranked":
+            assert answer == [[1, 1.0]]
         else:
             assert set(answer) == {"name", "shade"}, name
 

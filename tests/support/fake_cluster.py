@@ -92,8 +92,10 @@ class FakeCluster(KubeClient):
                 collected.append(copied(one))
         yield collected
 
-    async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+    async def apply(self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False) -> Manifest:
         meta = manifest["metadata"]
+        if dry_run:
+            return copied(manifest)
         self._enter(f"apply{'/' if subresource else ''}{subresource}", manifest["kind"], meta["name"])
         key = (manifest["kind"], meta.get("namespace", ""), meta["name"])
         old = self.objects.get(key)

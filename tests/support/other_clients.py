@@ -69,12 +69,26 @@ def litellm(url: str, model: str) -> dict[str, Any]:
     claude = litellm.completion(
         model=f"anthropic/{model}", api_base=url, api_key=KEY, messages=messages, max_tokens=20
     )
+    ranked = litellm.rerank(
+        model=f"cohere/{model}", api_base=url, api_key=KEY, query=QUESTION, top_n=1,
+        documents=["a bicycle", QUESTION],
+    )  # fmt: skip
     return {
         "text": whole.choices[0].message.content,
         "streamed": "".join(part.choices[0].delta.content or "" for part in parts),
         "parsed": json.loads(parsed.choices[0].message.content),
         "claude": claude.choices[0].message.content,
+        "ranked": [[each["index"], round(each["relevance_score"], 4)] for each in ranked.results],
     }
+
+
+def cohere(url: str, model: str) -> dict[str, Any]:
+    import cohere
+
+    documents = ["a bicycle", QUESTION]
+    client = cohere.ClientV2(api_key=KEY, base_url=url)
+    ranked = client.rerank(model=model, query=QUESTION, documents=documents, top_n=1)
+    return {"ranked": [[each.index, round(each.relevance_score, 4)] for each in ranked.results]}
 
 
 def pydantic_ai(url: str, model: str) -> dict[str, Any]:
@@ -142,7 +156,15 @@ def llama_index(url: str, model: str) -> dict[str, Any]:
 
 LIBRARIES = {
     each.__name__: each
-    for each in (langchain_openai, langchain_anthropic, litellm, pydantic_ai, instructor, llama_index)
+    for each in (
+        langchain_openai,
+        langchain_anthropic,
+        litellm,
+        cohere,
+        pydantic_ai,
+        instructor,
+        llama_index,
+    )
 }
 """Functions by the names of the libraries that they use."""
 

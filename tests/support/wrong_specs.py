@@ -116,6 +116,19 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
         {"model": {"uri": uri, "tokenSecretRef": {"name": "hub"}}}
         for uri in ("pvc://claim/a", "file:///srv/a")
     ],
+    "model.imageVolume mounts an image": [
+        {"model": {"uri": uri, "imageVolume": {}}} for uri in ("pvc://claim/a", "https://oci/oci://a/")
+    ],
+    "model.imageVolume and model.cache exclude": [
+        {"model": {"uri": "oci://r.example/a:v1", "imageVolume": {}, "cache": {"size": "1Gi"}}},
+        {
+            "model": {
+                "uri": f"oci://r.example/a@sha256:{'0' * 64}",
+                "imageVolume": {"path": "/m"},
+                "cache": {"claimName": "c"},
+            }
+        },
+    ],
     "model.secretRef holds credentials": [
         {"model": {"uri": uri, "secretRef": {"name": "bucket"}}} for uri in ("hf://a/b", "pvc://claim/s3://a")
     ],

@@ -12,12 +12,13 @@ COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
 EMBEDDINGS = "/v1/embeddings"
+RERANK, RERANK_V2, SCORE = "/v1/rerank", "/v2/rerank", "/v1/score"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 GENERATING = frozenset((COMPLETIONS, CHAT_COMPLETIONS, MESSAGES, RESPONSES))
 """Paths whose answers a model writes."""
 FREE = frozenset((COUNT_TOKENS, TOKENIZE, DETOKENIZE))
 """Paths for which a model computes nothing, so that no key is charged for them."""
-RELAYED = GENERATING | FREE | {EMBEDDINGS}
+RELAYED = GENERATING | FREE | {EMBEDDINGS, RERANK, RERANK_V2, SCORE}
 """Paths that a gateway passes on to an engine."""
 TEXT_FIELDS = {
     COMPLETIONS: ("prompt",),

@@ -19,7 +19,10 @@ from mamba_api.dialects.paths import (
     DETOKENIZE,
     EMBEDDINGS,
     MESSAGES,
+    RERANK,
+    RERANK_V2,
     RESPONSES,
+    SCORE,
     TOKENIZE,
 )
 from mamba_api.dialects.responses_answer import ResponsesEvent, ResponsesResponse
@@ -34,6 +37,7 @@ from mamba_api.embeddings import (
 )
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, ErrorEnvelope
 from mamba_api.openai_responses import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
+from mamba_api.ranking import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 
 _CHUNKS = "The complete answer; with `stream`, events that hold its chunks, then [DONE]"
 _EVENTS = "The complete answer; with `stream`, the events of its parts"
@@ -51,6 +55,13 @@ class RouteDescription:
     error: type[BaseModel] = ErrorEnvelope
     """Body of answers with a status of 400 or more."""
     answer_summary: str = _EVENTS
+    other_name: str = ""
+    """Name of the operation, where another path has the same body; "" = that of the body."""
+
+    @property
+    def name(self) -> str:
+        """Name of the operation in documents."""
+        return self.other_name or self.body.__name__
 
     @property
     def ends_with_done(self) -> bool:
@@ -95,6 +106,22 @@ ROUTES: Mapping[str, RouteDescription] = {
     ),
     EMBEDDINGS: RouteDescription(
         EmbeddingsRequest, EmbeddingsResponse, "Vectors of texts", answer_summary="A vector for each input"
+    ),
+    RERANK: RouteDescription(
+        RerankRequest,
+        RerankResponse,
+        "Documents in the order of their likeness to a query",
+        answer_summary="A score for each document, the highest first",
+    ),
+    RERANK_V2: RouteDescription(
+        RerankRequest,
+        RerankResponse,
+        "The same, at the path that Cohere's clients ask",
+        answer_summary="A score for each document, the highest first",
+        other_name="RerankRequestV2",
+    ),
+    SCORE: RouteDescription(
+        ScoreRequest, ScoreResponse, "Likeness of pairs of texts", answer_summary="A score for each pair"
     ),
     TOKENIZE: RouteDescription(
         TokenizeRequest, TokenizeResponse, "Token ids of a text", answer_summary="The token ids"

@@ -86,6 +86,7 @@ class Reason(StrEnum):
     METRICS_MISSING = "MetricsMissing"
     APPLY_FAILED = "ApplyFailed"
     KIND_NOT_SERVED = "KindNotServed"
+    IMAGE_VOLUMES_NOT_SERVED = "ImageVolumesNotServed"
     FORBIDDEN = "Forbidden"
     SERVING = "Serving"
 
@@ -286,6 +287,12 @@ REASONS: dict[Reason, str] = {
         "The spec needs an object of a kind that the cluster does not have, or that the operator may not "
         "list; the message names the kind. Everything else is in place. Install its CRD or remove the field."
     ),
+    Reason.IMAGE_VOLUMES_NOT_SERVED: (
+        "The cluster has no volumes of images, which spec.model.imageVolume needs. Its API server would leave"
+        " the volume out, so the operator writes no engines, and older ones go on. Remove imageVolume, so "
+        "that engines download the model, or enable the feature gate ImageVolume of the API server and the "
+        "kubelets (Kubernetes 1.33 and later)."
+    ),
     Reason.FORBIDDEN: (
         "The operator lacks a permission; the message names verb and resource. Add the missing rule to its "
         "role. The operator does not change what it cannot read."
@@ -403,6 +410,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.METRICS_MISSING,
             Reason.APPLY_FAILED,
             Reason.KIND_NOT_SERVED,
+            Reason.IMAGE_VOLUMES_NOT_SERVED,
             Reason.FORBIDDEN,
             Reason.PLAN_DOES_NOT_FIT,
             Reason.MODEL_NOT_SERVED,

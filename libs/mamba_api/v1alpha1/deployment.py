@@ -327,9 +327,9 @@ class Spec(ApiModel):
 
     @property
     def source_schemes(self) -> frozenset[str]:
-        """Schemes of all that engines read: the model, its adapters, and a draft model."""
-        draft = self.draft_scheme
-        return self.model.schemes if draft is None else self.model.schemes | {draft}
+        """Schemes of all that engines read themselves: the model, its adapters, and a draft model."""
+        draft, schemes = self.draft_scheme, self.model.read_schemes
+        return schemes if draft is None else schemes | {draft}
 
 
 class MambaDeployment(ApiModel):

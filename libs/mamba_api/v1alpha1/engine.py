@@ -116,6 +116,16 @@ def _needs_adapters(field: str, what: str) -> Rule:
     )
 
 
+class ImageVolume(ApiModel):
+    """How the image of a model is mounted into engines."""
+
+    path: Annotated[str, Field(max_length=512, pattern=r"^/([A-Za-z0-9_-][A-Za-z0-9._-]*/?)*$")] = "/"
+    """Folder of the image that has the model's config.json."""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When nodes pull the image, as with the image of a container. Defaults to Always for the tag latest and
+    to IfNotPresent for others."""
+
+
 class Model(ApiModel):
     """The model that is served."""
 
@@ -143,6 +153,10 @@ class Model(ApiModel):
     cache: ModelCache | None = None
     """Volume that keeps downloaded weights. With size, the plan also knows their configuration
     before any engine starts. If absent, each pod downloads into its own scratch space."""
+    image_volume: ImageVolume | None = None
+    """Mounts the image of an oci:// URI into engines instead of downloading it. The node pulls and keeps it;
+    secretRef then is a Secret for image pulls. It needs a cluster that has image volumes (Kubernetes 1.35,
+    or the feature gate ImageVolume from 1.33 on). A change replaces engine pods."""
     adapters: Adapters = []
     """LoRA adapters that each engine serves beside the model; a request names one as its `model`. Running
     engines load and unload what changes. Pods are replaced only if the places of maxAdapters become more or
@@ -211,6 +225,22 @@ class Model(ApiModel):
             ),
         ),
         Rule(
+            cel="!has(self.imageVolume) || self.uri.matches('^oci://')",
+            message=(
+                "model.imageVolume mounts an image, and only oci:// names one: use oci:// for model.uri, or "
+                "remove imageVolume"
+            ),
+            holds=lambda self: self.image_volume is None or self.location.scheme == "oci",
+        ),
+        Rule(
+            cel="!has(self.imageVolume) || !has(self.cache)",
+            message=(
+                "model.imageVolume and model.cache exclude each other, because a mounted image is not "
+                "downloaded: remove one of them"
+            ),
+            holds=lambda self: self.image_volume is None or self.cache is None,
+        ),
+        Rule(
             cel="!has(self.tokenSecretRef) || self.uri.matches('^hf://') || "
             "(has(self.adapters) && self.adapters.exists(a, a.uri.matches('^hf://')))",
             message=(
@@ -239,6 +269,12 @@ class Model(ApiModel):
     def schemes(self) -> frozenset[str]:
         """Schemes of the model and of its adapters."""
         return frozenset((self.location.scheme, *(adapter.location.scheme for adapter in self.adapters)))
+
+    @property
+    def read_schemes(self) -> frozenset[str]:
+        """Schemes of what engines read themselves: of the adapters, and of a model that is not mounted."""
+        of_adapters = frozenset(adapter.location.scheme for adapter in self.adapters)
+        return of_adapters if self.image_volume is not None else of_adapters | {self.location.scheme}
 
     @property
     def has_adapters(self) -> bool:

@@ -27,7 +27,11 @@ _GROUPS = (
         "Answers of the model.",
         ("/v1/chat/", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/conversations"),
     ),
-    ("Texts", "Vectors and tokens of texts.", ("/v1/embeddings", "/tokenize", "/detokenize")),
+    (
+        "Texts",
+        "Vectors, likeness and tokens of texts.",
+        ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/v1/score", "/tokenize", "/detokenize"),
+    ),
     ("Models", "What is served.", ("/v1/models", "/v1/tokenizer")),
     ("State", "What engines and gateways do.", ("/v1/", "/metrics")),
     ("Administration", "For operators of the server.", ("/admin/",)),

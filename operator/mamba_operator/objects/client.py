@@ -89,8 +89,11 @@ class KubeClient:
                 return
             query = {**query, "continue": token}
 
-    async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
-        """Write an object by server-side apply as the operator's field manager, which wins all conflicts."""
+    async def apply(self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False) -> Manifest:
+        """Write an object by server-side apply as the operator's field manager, which wins all conflicts.
+
+        With `dry_run` nothing is written, and the object is returned as it would be stored.
+        """
         kind = BY_NAME[manifest["kind"]]
         meta = manifest["metadata"]
         return await self._request(
@@ -99,7 +102,12 @@ class KubeClient:
             kind.path(meta.get("namespace"), meta["name"], subresource),
             # Unknown fields are refused anyway. To warn of duplicate fields, which we never send, the API
             # server would parse the body a second time.
-            query={"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Ignore"},
+            query={
+                "fieldManager": FIELD_MANAGER,
+                "force": "true",
+                "fieldValidation": "Ignore",
+                **({"dryRun": "All"} if dry_run else {}),
+            },
             body=manifest,
             content_type=APPLY_PATCH,
         )

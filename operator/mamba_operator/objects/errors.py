@@ -8,6 +8,7 @@ OperatorError
 │   ├── Forbidden           401, 403: RBAC lacks a rule; the message names verb and resource
 │   └── ObjectRejected      400, 413, 422, and 403 of an admission plugin (a quota, a volume that cannot
 │       │                   grow): the object breaks a rule; the message is the server's
+│       ├── ImageVolumesMissing a pod mounts an image, and the cluster has no such volumes
 │       └── NotInSchema     500 of an apply: a field that the kind does not have; condition InvalidSpec
 ├── NameTaken               a child's name belongs to somebody else's object; condition ApplyFailed
 ├── Terminating             a child is being deleted and is created again afterwards; retried soon
@@ -69,6 +70,12 @@ class Forbidden(ClusterError):
 
 class ObjectRejected(ClusterError):
     """The API server answered 400, 413 or 422, or an admission plugin answered 403."""
+
+
+class ImageVolumesMissing(ObjectRejected):
+    """A pod mounts the image of a model, and the cluster has no volumes of images."""
+
+    condition_reason = Reason.IMAGE_VOLUMES_NOT_SERVED
 
 
 class NotInSchema(ObjectRejected):

@@ -7,6 +7,7 @@ from typing import Any
 from mamba_api import names
 from mamba_api.model_uri import DOWNLOADED
 from mamba_api.v1alpha1 import DiskCache, Spec
+from mamba_api.v1alpha1.engine import ImageVolume
 from mamba_operator.objects.manifest import Manifest, digest
 from mamba_operator.render.access import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.context import Context
@@ -35,6 +36,10 @@ ADMIN_TOKEN_MOUNT = "/run/mambaserve/admin"  # noqa: S105 - where the token is m
 
 MODELS_MOUNT = "/models"
 """Folder in which claims are mounted: pvc://claim/path is /models/claim/path."""
+MODEL_VOLUME = "model"
+"""Volume from which the model is read, where it is mounted."""
+IMAGE_MOUNT = "/model-image"
+"""Folder in which the image of a model is mounted."""
 CACHE_MOUNT = "/cache"
 SCRATCH_MOUNT = "/tmp"  # noqa: S108 - an emptyDir of the pod
 DISK_VOLUME = "states"
@@ -78,6 +83,8 @@ def engine_document(context: Context) -> dict[str, Any]:
         choice["model"] = spec.model.location.pinned(context.loaded.commit)
         if spec.model.adapters:
             choice["lora"] = _pinned_adapters(context, context.loaded.adapters)
+    if (image := spec.model.image_volume) is not None:
+        choice["model"] = f"file://{IMAGE_MOUNT}{image.path}".rstrip("/")
     if context.plan is not None:
         choice |= {"strategy": context.plan.strategy, "state_dtype": context.plan.state_dtype}
     elif context.role != "unified" and spec.state_cache.state_dtype == "Auto":
@@ -238,7 +245,7 @@ def placement(context: Context) -> dict[str, Any]:
     """Return the fields of a pod for its placement on nodes, and its image pull secrets."""
     scheduling = context.deployment.spec.scheduling
     pod: dict[str, Any] = {}
-    if references := context.images.references():
+    if references := _pull_secrets(context):
         pod["imagePullSecrets"] = references
     if scheduling.node_selector:
         pod["nodeSelector"] = dict(scheduling.node_selector)
@@ -251,6 +258,15 @@ def placement(context: Context) -> dict[str, Any]:
     if scheduling.runtime_class_name:
         pod["runtimeClassName"] = scheduling.runtime_class_name
     return pod
+
+
+def _pull_secrets(context: Context) -> list[dict[str, str]]:
+    """Return the references to the Secrets for image pulls; a mounted image of the model may need one."""
+    references, model = context.images.references(), context.deployment.spec.model
+    if model.image_volume is None or model.secret_ref is None:
+        return references
+    own = {"name": model.secret_ref.name}
+    return references if own in references else [*references, own]
 
 
 def _tolerations(context: Context) -> list[dict[str, Any]]:
@@ -390,7 +406,8 @@ def _resources(context: Context) -> dict[str, Any]:
 def _downloaded_bytes(context: Context) -> int:
     """Return the bytes of weights that each pod downloads to scratch space; 0 if none or unknown."""
     model = context.deployment.spec.model
-    if model.location.scheme not in DOWNLOADED or model.cache is not None or context.plan is None:
+    is_downloaded = model.location.scheme in DOWNLOADED and model.image_volume is None
+    if not is_downloaded or model.cache is not None or context.plan is None:
         return 0
     return next((line.bytes for line in context.plan.ledger if line.item == "weights"), 0)
 
@@ -406,6 +423,8 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         volumes.append(key_volume(context))
     if (disk := spec.state_cache.disk) is not None:
         volumes.append(_disk_volume(disk))
+    if (image := spec.model.image_volume) is not None:
+        volumes.append(_image_volume(spec.model.uri, image))
     for name, claim in _claims(spec).items():
         volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
     if spec.source_schemes & DOWNLOADED:
@@ -417,10 +436,17 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
     return volumes
 
 
+def _image_volume(uri: str, image: ImageVolume) -> dict[str, Any]:
+    source = {"reference": uri.removeprefix("oci://")}
+    if image.pull_policy is not None:
+        source["pullPolicy"] = image.pull_policy
+    return {"name": MODEL_VOLUME, "image": source}
+
+
 def _claims(spec: Spec) -> dict[str, str]:
     """Return the claims from which model, adapters and draft model are read, by name of the volume."""
     model, draft = spec.model, spec.engine.draft_location
-    claims = {"model": model.location.name} if model.location.scheme == "pvc" else {}
+    claims = {MODEL_VOLUME: model.location.name} if model.location.scheme == "pvc" else {}
     of_adapters = (adapter.location for adapter in model.adapters)
     others = dict.fromkeys(location.name for location in of_adapters if location.scheme == "pvc")
     others = {claim: None for claim in others if claim not in claims.values()}
@@ -455,6 +481,8 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
         mounts.append(key_mount())
     if spec.state_cache.disk is not None:
         mounts.append({"name": DISK_VOLUME, "mountPath": DISK_MOUNT})
+    if spec.model.image_volume is not None:
+        mounts.append({"name": MODEL_VOLUME, "mountPath": IMAGE_MOUNT, "readOnly": True})
     for name, claim in _claims(spec).items():
         mounts.append({"name": name, "mountPath": f"{MODELS_MOUNT}/{claim}", "readOnly": True})
     if spec.source_schemes & DOWNLOADED:

@@ -138,7 +138,7 @@ def _add_relayed(app: FastAPI, proxy: ASGIApp, guard: KeyGuard) -> None:
 
     for path, route in ROUTES.items():
         app.add_api_route(
-            path, relayed, methods=["POST"], operation_id=route.body.__name__, summary=route.summary,
+            path, relayed, methods=["POST"], operation_id=route.name, summary=route.summary,
             response_model=route.answer,
             description="Relayed byte for byte to the engine that is expected to answer first.",
             dependencies=[Security(guard)], responses=in_form_of(path, _RELAY_ERRORS),

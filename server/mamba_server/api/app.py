@@ -16,7 +16,10 @@ from mamba_api.dialects.paths import (
     EMBEDDINGS,
     MESSAGES,
     RELAYED,
+    RERANK,
+    RERANK_V2,
     RESPONSES,
+    SCORE,
     TOKENIZE,
 )
 from mamba_api.dialects.routes import EVENTS, ROUTES
@@ -48,6 +51,7 @@ from mamba_server.api.endpoints import GenerationEndpoints
 from mamba_server.api.info import InfoEndpoints
 from mamba_server.api.prefix_feed import CONTENT_TYPE, GatewayGuard, PrefixFeed
 from mamba_server.api.prompt_state import KeptStates
+from mamba_server.api.ranking import RankingEndpoints
 from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
 from mamba_server.api.serving_status import StatusEndpoint
@@ -156,6 +160,7 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
 
 def _add_generation(app: FastAPI, serving: Serving, guard: KeyGuard) -> None:
     generation, tokens = GenerationEndpoints(serving), TokenEndpoints(serving)
+    ranking = RankingEndpoints(serving)
     endpoints: dict[str, Callable[..., Any]] = {
         COMPLETIONS: generation.completions,
         CHAT_COMPLETIONS: generation.chat_completions,
@@ -163,6 +168,9 @@ def _add_generation(app: FastAPI, serving: Serving, guard: KeyGuard) -> None:
         COUNT_TOKENS: generation.count_tokens,
         RESPONSES: generation.responses,
         EMBEDDINGS: EmbeddingsEndpoint(serving).embeddings,
+        RERANK: ranking.rerank,
+        RERANK_V2: ranking.rerank,
+        SCORE: ranking.score,
         TOKENIZE: tokens.tokenize,
         DETOKENIZE: tokens.detokenize,
     }
@@ -175,7 +183,7 @@ def _add_generation(app: FastAPI, serving: Serving, guard: KeyGuard) -> None:
             response_description=route.answer_summary,
             responses=in_form_of(path, _GENERATION_ERRORS),
             response_model=route.answer,
-            operation_id=route.body.__name__,
+            operation_id=route.name,
             summary=route.summary,
         )
 

@@ -6,7 +6,6 @@ FastAPI routes call the methods of `GenerationEndpoints`; their ApiErrors become
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +25,7 @@ from mamba_edge.app.application import JsonResponse
 from mamba_edge.app.validation import translated
 from mamba_edge.errors import InvalidRequest, NotReady
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
-from mamba_edge.exchange.explain_header import parse_elsewhere, wants_explanation
+from mamba_edge.exchange.explain_header import wants_explanation
 from mamba_edge.exchange.request_body import RawHeaders
 from mamba_edge.exchange.request_context import RequestContext, context_of
 from mamba_edge.history.kept_answer import HISTORY_HEADER, KEPT, KeptAnswer
@@ -342,7 +341,13 @@ class GenerationEndpoints:
             visible_special=visible_special,
         )
         trace = context.trace
-        explanation = self._explanation(adds, text, context) if adds[0].explain else None
+        explanation = None
+        if adds[0].explain:
+            # The prompts of a completion have the identifier of the answer and their number.
+            answer_id = adds[0].request_id.removesuffix("-0")
+            explanation = RequestedExplanation.of(
+                text.tokenizer, adds, answer_id, context, serving.explanations, serving.keys
+            )
         active = ActiveRequest(
             serving.engine, text.tokenizer, adds, visibility, serving.metrics, trace, serving.usage
         )
@@ -370,18 +375,6 @@ class GenerationEndpoints:
                 generated_tokens=active.counts.completion,
                 cached_tokens=active.counts.cached_total,
             )
-
-    def _explanation(
-        self, adds: list[AddRequest], text: TextProcessor, context: RequestContext
-    ) -> RequestedExplanation:
-        """Return the explanation of what the prompts resume, which is kept for `mambaserve why`."""
-        # Only a gateway knows the caches of other engines; other clients could write anything.
-        trusted = comes_from_gateway(context, self._serving.keys)
-        elsewhere = parse_elsewhere(context.header_values) if trusted else None
-        # The prompts of a completion have the identifier of the answer and their number.
-        answer_id = adds[0].request_id.removesuffix("-0")
-        keep = partial(self._serving.explanations.keep, context.request_id, answer_id)
-        return RequestedExplanation(text.tokenizer, adds, elsewhere, keep)
 
     async def _hand_over(
         self,

@@ -152,17 +152,18 @@ class Serving:
         )
 
     @contextmanager
-    def admit(self, prompts: int, n: int) -> Iterator["Places"]:
+    def admit(self, prompts: int, n: int, param: str = "prompt") -> Iterator["Places"]:
         """Hold places for a request's prompts until the engine has them: tokenizing costs, too.
 
-        Yields the places. Raises TooManyRequests, or InvalidRequest if the request can never be admitted.
+        Yields the places. Raises TooManyRequests, or InvalidRequest, which names the field `param`, if the
+        request can never be admitted.
         """
         limit = self.settings.max_waiting_requests
         if prompts > limit:
             raise InvalidRequest(
-                f"prompt: the request has {prompts} prompts, and at most {limit} may wait at this server; "
+                f"{param}: the request has {prompts} prompts, and at most {limit} may wait at this server; "
                 "send fewer of them in one request",
-                param="prompt",
+                param=param,
             )
         if prompts * n > MAX_SEQUENCES:
             raise InvalidRequest(

@@ -72,9 +72,15 @@ class ControlPlane(Cluster):
     """The control plane; `start` returns when it takes requests."""
 
     def __init__(
-        self, folder: Path, binaries: Path, *, ports: Ports | None = None, place: Place | None = None
+        self,
+        folder: Path,
+        binaries: Path,
+        *,
+        ports: Ports | None = None,
+        place: Place | None = None,
+        features: Sequence[str] = (),
     ) -> None:
-        self.folder = folder
+        self.folder, self.features = folder, features
         self.place = place or Place()
         self.ports = ports or free_ports()
         self.binaries = binaries
@@ -236,6 +242,8 @@ class ControlPlane(Cluster):
             f"--audit-policy-file={self.folder / 'audit-policy.json'}",
             f"--audit-log-path={self.folder / 'audit.log'}",
         ]
+        if self.features:
+            arguments.append(f"--feature-gates={','.join(f'{name}=true' for name in self.features)}")
         if not self.place.node:
             # The address of the Service "kubernetes" may not be a loopback one, and nobody would reach it.
             return [*arguments, "--endpoint-reconciler-type=none"]
@@ -265,15 +273,18 @@ class ControlPlane(Cluster):
 
 
 @contextmanager
-def running_control_plane(binaries: Path, place: Place | None = None) -> Iterator[ControlPlane]:
+def running_control_plane(
+    binaries: Path, place: Place | None = None, features: Sequence[str] = ()
+) -> Iterator[ControlPlane]:
     """Run a control plane in a temporary folder for the length of the block.
 
+    `features` are the feature gates of the API server that are open beside the usual ones.
     A port that was free a moment ago may be taken by a concurrent run; then the next ports are tried.
     `MAMBASERVE_KEEP_CLUSTER=1` keeps the folder with the logs.
     """
     with temporary_folder() as folder:
         for attempt in range(1, START_ATTEMPTS + 1):
-            plane = ControlPlane(folder / str(attempt), binaries, place=place)
+            plane = ControlPlane(folder / str(attempt), binaries, place=place, features=features)
             try:
                 plane.start()
                 break

@@ -13,8 +13,10 @@ from mamba_operator.objects.errors import (
     ClusterError,
     Conflict,
     Forbidden,
+    ImageVolumesMissing,
     NameTaken,
     NotFound,
+    NotInSchema,
     ObjectRejected,
     Terminating,
     Unreachable,
@@ -296,3 +298,46 @@ async def test_what_was_done_and_refused_before_the_server_went_away_is_still_to
     assert [str(one) for one in outcome.errors] == ["no", "away"]
     assert Ref("Service", "nano") in [one.ref for one in outcome.applied]
     assert not any(one.ref.kind == "Deployment" for one in outcome.applied)
+
+
+MOUNTED = fitting_owner(model={**OF["spec"]["model"], "uri": "oci://r.example/a:v1", "imageVolume": {}})
+
+
+class WithoutImageVolumes(FakeCluster):
+    """A cluster whose API server drops volumes of images, or knows no such field."""
+
+    knows_the_field = True
+
+    async def apply(self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False) -> Manifest:
+        stored = copy.deepcopy(await super().apply(manifest, subresource=subresource, dry_run=dry_run))
+        if manifest["kind"] == "Deployment":
+            pod = stored["spec"]["template"]["spec"]
+            others = [volume for volume in pod["volumes"] if "image" not in volume]
+            if not self.knows_the_field and others != pod["volumes"]:
+                path = '.spec.template.spec.volumes[name="model"].image'
+                raise NotInSchema("no such field", status=500, path=path, complaint="no such field")
+            pod["volumes"] = others
+        return stored
+
+
+@pytest.mark.parametrize("knows_the_field", [True, False])
+async def test_engines_are_not_written_where_the_image_of_their_model_would_be_left_out(
+    knows_the_field: bool,
+) -> None:
+    cluster = WithoutImageVolumes(MOUNTED)
+    cluster.knows_the_field = knows_the_field
+
+    outcome = await applying(cluster, [], MOUNTED)
+
+    assert [type(error) for error in outcome.errors] == [ImageVolumesMissing]
+    assert "spec.model.imageVolume" in str(outcome.errors[0])
+    written = {(key[0], key[2]) for key in cluster.objects}
+    assert ("Deployment", "nano-engine") not in written
+    assert ("Deployment", "nano") in written
+
+
+async def test_engines_are_written_where_images_can_be_mounted() -> None:
+    cluster = FakeCluster(MOUNTED)
+
+    assert not (await applying(cluster, [], MOUNTED)).errors
+    assert ("Deployment", "nano-engine") in {(key[0], key[2]) for key in cluster.objects}

@@ -80,9 +80,9 @@ class LateCluster(FakeCluster):
         async for page in super().pages(kind, *arguments, **named):
             yield page
 
-    async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+    async def apply(self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False) -> Manifest:
         await asyncio.sleep(self.latency())
-        return await super().apply(manifest, subresource=subresource)
+        return await super().apply(manifest, subresource=subresource, dry_run=dry_run)
 
     async def make(self, manifest: Manifest) -> Manifest:
         await asyncio.sleep(self.latency())

@@ -345,11 +345,11 @@ async def test_a_pass_that_takes_too_long_is_ended() -> None:
 class Webhooked(FakeCluster):
     """A cluster with a webhook that puts what it thinks right into each Deployment."""
 
-    async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+    async def apply(self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False) -> Manifest:
         if manifest["kind"] == "Deployment":
             manifest = copy.deepcopy(manifest)
             manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 7
-        return await super().apply(manifest, subresource=subresource)
+        return await super().apply(manifest, subresource=subresource, dry_run=dry_run)
 
 
 async def test_what_a_webhook_changes_on_every_write_is_not_written_for_ever() -> None:

@@ -236,6 +236,29 @@ def test_a_claim_is_mounted_where_the_engine_looks_for_it() -> None:
     )
 
 
+def test_a_mounted_image_is_read_where_it_is_mounted_and_nothing_is_downloaded() -> None:
+    model = {
+        "uri": "oci://registry.example.com/models/nano:v3",
+        "imageVolume": {"path": "/models", "pullPolicy": "Always"},
+        "secretRef": {"name": "registry"},
+    }
+    pod = engine_pod(model=model)["spec"]
+    [volume] = [one for one in pod["volumes"] if "image" in one]
+    [mount] = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == volume["name"]]
+    image = {"reference": "registry.example.com/models/nano:v3", "pullPolicy": "Always"}
+    assert (volume["image"], mount["readOnly"]) == (image, True)
+    settings = document(children(owner(model=model)))
+    assert settings["model"] == f"file://{mount['mountPath']}/models"
+    assert settings["served_model_name"] == "nano"
+    assert {"name": "registry"} in pod["imagePullSecrets"]
+    assert "cache" not in {one["name"] for one in pod["volumes"]}
+    assert "registry" not in {
+        one.get("valueFrom", {}).get("secretKeyRef", {}).get("name") for one in pod["containers"][0]["env"]
+    }
+    root = document(children(owner(model={**model, "imageVolume": {}})))
+    assert root["model"] == f"file://{mount['mountPath']}"
+
+
 def test_downloads_go_to_scratch_or_to_the_cache_that_was_asked_for() -> None:
     plain = engine_pod(model={"uri": "hf://org/model"})["spec"]
     of = owner(model={"uri": "hf://org/model", "cache": {"size": "50Gi"}})

@@ -325,6 +325,9 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         Failure(Reason.APPLY_FAILED, "no"), Failure(Reason.APPLY_FAILED, "neither"))), {
         "Degraded": ("True", "ApplyFailed"), "Ready": ("False", "ApplyFailed"),
         "Available": ("True", "ReplicasAvailable")}),
+    ("the cluster has no volumes of images", status_of(OF, running(applied(OF)), (
+        Failure(Reason.IMAGE_VOLUMES_NOT_SERVED, "no"),)), {
+        "Degraded": ("True", "ImageVolumesNotServed"), "Ready": ("False", "ImageVolumesNotServed")}),
     ("the operator may not write a child", status_of(OF, running(applied(OF)), (
         Failure(Reason.FORBIDDEN, "no"),)), {
         "Degraded": ("True", "Forbidden"), "Ready": ("False", "Forbidden")}),

@@ -6,12 +6,16 @@ the last such requests for the admin API.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
-from mamba_edge.exchange.explain_header import Elsewhere
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.exchange.explain_header import Elsewhere, parse_elsewhere
+from mamba_edge.exchange.request_context import RequestContext
 from mamba_server.api.answers.active_request import ChoiceUpdate
 from mamba_server.api.answers.prefix_explanation import explanation_body
 from mamba_server.api.answers.responses import VendorBody
+from mamba_server.api.requests.hand_over_header import comes_from_gateway
 from mamba_server.wire import AddRequest, PrefixExplanation
 from mamba_text.tokenizer import Tokenizer
 
@@ -47,6 +51,25 @@ class RequestedExplanation:
         self._tokenizer, self._adds, self._elsewhere, self._keep = tokenizer, adds, elsewhere, keep
         self._open = sum(add.n for add in adds)
         """Number of choices whose last update has not come."""
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        adds: Sequence[AddRequest],
+        answer_id: str,
+        context: RequestContext,
+        recent: "RecentExplanations",
+        keys: KeyFile | None,
+    ) -> Self:
+        """Return the explanation of a request with the header, which is kept among `recent` ones.
+
+        `answer_id` is the identifier of the answer. `keys` are those that clients need; None = none.
+        """
+        # Only a gateway knows the caches of other engines; other clients could write anything.
+        trusted = comes_from_gateway(context, keys)
+        elsewhere = parse_elsewhere(context.header_values) if trusted else None
+        return cls(tokenizer, adds, elsewhere, partial(recent.keep, context.request_id, answer_id))
 
     def is_due(self, update: ChoiceUpdate) -> bool:
         """Return whether the answer ends with `update`; called with each update once."""

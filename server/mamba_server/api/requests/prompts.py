@@ -1,6 +1,6 @@
 """From a validated request to the token ids of its prompts: lengths, chat template, tokenizer, truncation.
 
-The two generation endpoints use it once a request is admitted. A prompt that cannot fit is refused by its
+The endpoints use it once a request is admitted. A prompt that cannot fit is refused by its
 number of characters, before it is tokenized.
 """
 
@@ -8,6 +8,7 @@ import functools
 import time
 from collections.abc import Sequence
 
+from mamba_api.embeddings import PooledRequest, PooledTexts
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.requests.errors import ContextTooLong
@@ -51,27 +52,51 @@ class PromptBuilder:
 
     async def of_completion(self, request: CompletionRequest) -> list[Prompt]:
         """Tokenize each prompt of the body, in order."""
-        tokenizer = self._text.tokenizer
-        strings = [prompt for prompt in request.prompts if isinstance(prompt, str)]
         if request.truncate_prompt_tokens is None:
-            for string in strings:
-                self._check_chars(len(string), "prompt")
-
-        with self._trace.span(names.API_TOKENIZE):
-            encoded = await self._pool.run(
-                sum(map(len, strings)), lambda cancelled: completion_token_ids(tokenizer, request, cancelled)
-            )
+            for source in request.prompts:
+                self._check_length(source, "prompt")
         prompts = []
-        for source, token_ids in zip(request.prompts, encoded, strict=True):
+        for source, token_ids in zip(request.prompts, await self._encoded(request), strict=True):
             check_token_ids(token_ids, self._limits, "prompt")
             prompt = Prompt(token_ids).last(request.truncate_prompt_tokens)
             if request.echo:
                 truncated = len(prompt.token_ids) < len(token_ids)
                 own_text = None if truncated or not isinstance(source, str) else source
-                text = tokenizer.decode(prompt.token_ids) if own_text is None else own_text
+                text = self._text.tokenizer.decode(prompt.token_ids) if own_text is None else own_text
                 prompt = Prompt(prompt.token_ids, text)
             prompts.append(prompt)
         return prompts
+
+    async def of_texts(self, texts: PooledTexts, request: PooledRequest) -> list[Prompt]:
+        """Tokenize the texts of a request that has no answer, in order."""
+        if request.truncate_prompt_tokens is None:
+            for source, name in zip(texts.inputs, texts.names, strict=True):
+                if name not in texts.most_tokens:
+                    self._check_length(source, name)
+        encoded = await self._encoded(
+            CompletionRequest(prompt=texts.inputs, add_special_tokens=request.add_special_tokens)
+        )
+        prompts = []
+        for token_ids, name in zip(encoded, texts.names, strict=True):
+            check_token_ids(token_ids, self._limits, name)
+            first = Prompt(token_ids[: texts.most_tokens.get(name)])
+            prompt = first.last(request.truncate_prompt_tokens)
+            if len(prompt.token_ids) > self._limits.max_model_len:
+                raise ContextTooLong(
+                    f"This model's maximum context length is {self._limits.max_model_len} tokens, and a text "
+                    f"of '{name}' has {len(prompt.token_ids)}. Shorten it.",
+                    param=name,
+                )
+            prompts.append(prompt)
+        return prompts
+
+    async def _encoded(self, request: CompletionRequest) -> list[list[int]]:
+        tokenizer = self._text.tokenizer
+        chars = sum(len(source) for source in request.prompts if isinstance(source, str))
+        with self._trace.span(names.API_TOKENIZE):
+            return await self._pool.run(
+                chars, lambda cancelled: completion_token_ids(tokenizer, request, cancelled)
+            )
 
     async def of_chat(self, request: ChatCompletionRequest, size: int) -> Prompt:
         """Render and tokenize a conversation; `size`: bytes of the request's body."""
@@ -119,6 +144,10 @@ class PromptBuilder:
             self._trace.end(span)
         check_token_ids(prompt.token_ids, self._limits, "messages")
         return prompt.last(request.truncate_prompt_tokens)
+
+    def _check_length(self, source: object, param: str) -> None:
+        if isinstance(source, str):
+            self._check_chars(len(source), param)
 
     def _check_chars(self, chars: int, param: str) -> None:
         chars_per_token = self._text.tokenizer.most_chars_per_token
