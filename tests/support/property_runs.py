@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from hypothesis.database import ExampleDatabase
+from hypothesis.internal.charmap import charmap
 from hypothesis.internal.conjecture import providers
 
 BUDGET = os.environ.get("MAMBASERVE_PROPS", "")
@@ -150,6 +151,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
             item.add_report_section(
                 "call", "kept", f"{kept.path}: commit it; every run replays it from now on"
             )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Read the table of characters before workers are forked: in a new checkout it takes seconds to write."""
+    if any(item.get_closest_marker("hypothesis") for item in session.items):
+        charmap()
 
 
 @pytest.hookimpl(tryfirst=True)
