@@ -89,9 +89,9 @@ def _root(
     pass
 
 
-def application() -> typer.Typer:
-    """Return the application with all its commands."""
-    _collect()
+def application(command: str = "") -> typer.Typer:
+    """Return the application with all its commands; with `command` alone if that is the name of one."""
+    _collect(command)
     return app
 
 
@@ -102,8 +102,6 @@ def _collect(word: str = "") -> None:
     most commands themselves.
     """
     needed = (word,) if word in COMMANDS else COMMANDS
-    if len(app.registered_commands) + len(app.registered_groups) == len(COMMANDS):
-        return
     app.registered_commands.clear()
     app.registered_groups.clear()
     for name in needed:

@@ -89,6 +89,7 @@ def texts_of(wanted: list[AddRequest], answers: dict[tuple[str, int], Answer]) -
     return [(*request.token_ids, *answers[request.request_id, 0].tokens) for request in wanted]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", OTHER_THIRD, ids=str)
 def test_checkpoints_of_ragged_batches_equal_the_token_by_token_oracle(
     random_model: Path, case: Case

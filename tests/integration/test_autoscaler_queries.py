@@ -47,6 +47,7 @@ def document(name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_query_of_keda_is_one_number_of_this_deployment(scraped: Prometheus) -> None:
     (trigger,) = document("keda-prometheus.yaml")["spec"]["triggers"]
 
@@ -55,6 +56,7 @@ def test_the_query_of_keda_is_one_number_of_this_deployment(scraped: Prometheus)
     assert float(sample["value"][1]) == ENGINES["default", "hpa"]
 
 
+@pytest.mark.slow
 def test_the_rule_of_the_adapter_finds_each_metric_and_keeps_the_labels_it_is_selected_by(
     scraped: Prometheus,
 ) -> None:

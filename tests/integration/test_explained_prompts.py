@@ -240,7 +240,7 @@ def test_the_command_shows_a_request_and_tries_a_prompt_for_which_nothing_is_com
     status, refusal = call(f"{server.admin}/admin/explanations/no-such-request")
     assert (status, refusal["error"]["code"]) == (404, "no_explanation")
     post(server, "/v1/completions", {"prompt": "a", "max_tokens": 1}, **{"X-Request-Id": "team/../a:1"})
-    result = CliRunner().invoke(application(), ["why", "team/../a:1", "--url", server.admin])
+    result = CliRunner().invoke(application("why"), ["why", "team/../a:1", "--url", server.admin])
     assert result.exit_code == 0, result.exception
     (other := tmp_path / "other.json").write_text('{"model": "other", "prompt": "a"}')
     for arguments, words in (
@@ -250,6 +250,6 @@ def test_the_command_shows_a_request_and_tries_a_prompt_for_which_nothing_is_com
         (("no-such-request",), "no explanation of 'no-such-request' is kept here"),
         (("--prompt", other), "other"),
     ):
-        result = CliRunner().invoke(application(), ["why", *map(str, arguments), "--url", server.admin])
+        result = CliRunner().invoke(application("why"), ["why", *map(str, arguments), "--url", server.admin])
         assert isinstance(result.exception, InvalidInput), arguments
         assert words in str(result.exception)

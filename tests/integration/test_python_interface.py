@@ -41,6 +41,7 @@ def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert sum(answer.cached_tokens for answer in together) > 40 * len(FACTS) // 2
 
 
+@pytest.mark.slow
 def test_fields_of_the_api_reach_the_engine_and_a_refusal_names_its_prompt(llm: LLM) -> None:
     [answer] = llm.chat([{"role": "user", "content": "Hello"}], n=2, seed=7, max_tokens=4)
     assert len(answer.choices) == 2
@@ -54,6 +55,7 @@ def test_fields_of_the_api_reach_the_engine_and_a_refusal_names_its_prompt(llm: 
     assert (refused.value.status, refused.value.index) == (400, 1)
 
 
+@pytest.mark.slow
 def test_a_score_is_the_sum_of_what_each_token_costs(llm: LLM) -> None:
     [text, ids] = llm.score([FACTS, llm.tokens(FACTS)])
     assert "".join(text.tokens) == FACTS
@@ -63,6 +65,7 @@ def test_a_score_is_the_sum_of_what_each_token_costs(llm: LLM) -> None:
     assert tuple(whole.choices[0].logprobs["token_logprobs"][1:]) == text.logprobs
 
 
+@pytest.mark.slow
 def test_an_answer_from_a_state_is_that_of_the_whole_prompt(llm: LLM) -> None:
     state = llm.state(FACTS)
     whole, other = llm.generate([state.token_ids + llm.tokens(text) for text in (QUESTION, "Eve?")], **GREEDY)
@@ -71,6 +74,7 @@ def test_an_answer_from_a_state_is_that_of_the_whole_prompt(llm: LLM) -> None:
     assert [answer.cached_tokens for answer in resumed] == [state.depth] * 2
 
 
+@pytest.mark.slow
 def test_a_changed_state_answers_otherwise_and_only_where_it_was_asked_for(llm: LLM, tmp_path: Path) -> None:
     state, foreign = llm.state(FACTS), llm.state("Once upon a time there was a king. ")
     logprobs = {**GREEDY, "logprobs": 1}
@@ -93,6 +97,7 @@ def test_a_changed_state_answers_otherwise_and_only_where_it_was_asked_for(llm: 
     assert llm.load_state(tmp_path / "grafted.session") == grafted
 
 
+@pytest.mark.slow
 def test_what_fits_no_state_is_refused(llm: LLM, tmp_path: Path) -> None:
     state = llm.state(FACTS)
     with pytest.raises(StateMismatch, match="shape"):

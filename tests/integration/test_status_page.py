@@ -386,6 +386,7 @@ async def test_a_page_that_nobody_looks_at_asks_nothing_and_goes_on_when_it_is_s
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_it_fits_a_small_screen_and_both_themes_and_can_be_reached_by_keys(
     page: Page,
 ) -> None:

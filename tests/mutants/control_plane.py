@@ -331,10 +331,10 @@ MUTANTS = (
         tests=("tests/unit/api/test_conditions.py",),
     ),
     Mutant(
-        name="a field that this version does not support is accepted by mambaserve",
+        name="a value that this version does not support is accepted by mambaserve",
         keeps="A field acts or is refused: in the models.",
-        where="v1alpha1.base:refused",
-        old="getattr(self, attribute) is None",
+        where="v1alpha1.engine:Engine",
+        old="self.tensor_parallel == 1",
         new="True",
         tests=(
             "tests/unit/api/test_rules_in_cel.py",
@@ -342,11 +342,11 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="a field that this version does not support is accepted by the API server",
+        name="a value that this version does not support is accepted by the API server",
         keeps="A field acts or is refused: in the CRD.",
-        where="v1alpha1.base:refused",
-        old="f'!has(self.{field})'",
-        new="f'true || has(self.{field})'",
+        where="v1alpha1.engine:Engine",
+        old="'self.tensorParallel == 1'",
+        new="'true || self.tensorParallel == 1'",
         tests=(
             "tests/unit/api/test_rules_in_cel.py",
             "tests/unit/api/test_schema.py",

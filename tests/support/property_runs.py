@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from hypothesis.database import ExampleDatabase
+from hypothesis.internal.charmap import charmap
 from hypothesis.internal.conjecture import providers
 
 BUDGET = os.environ.get("MAMBASERVE_PROPS", "")
@@ -27,6 +28,8 @@ FACTOR = 100
 """Factor of the number of examples of tests/properties in a random run."""
 FACTOR_ELSEWHERE = 10
 """The same of the properties that stand among unit tests, of which there are many."""
+QUICK = 25
+"""Most examples of a property in an ordinary run. What chance alone would find, random runs look for."""
 EXAMPLES = Path(os.environ.get("MAMBASERVE_EXAMPLES", Path(__file__).parents[1] / "properties" / "examples"))
 
 # No deadline and no check of how long drawing takes: both are times of a machine that may be busy.
@@ -131,9 +134,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     seed = chosen.seed
     if LARGE or kept.found:
         changes |= {"derandomize": False, "database": kept}
-    if LARGE:
-        changes["max_examples"] = chosen.settings.max_examples * more
-    elif kept.found:
+    examples = chosen.settings.max_examples
+    changes["max_examples"] = examples * more if LARGE else min(examples, QUICK)
+    if kept.found and not LARGE:
         # Still the same each time: a property cannot be derandomized and replay at once.
         seed = int.from_bytes(hashlib.sha256(item.nodeid.encode()).digest()[:8])
     chosen.use(settings(chosen.settings, **changes), seed)
@@ -148,6 +151,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
             item.add_report_section(
                 "call", "kept", f"{kept.path}: commit it; every run replays it from now on"
             )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Read the table of characters before workers are forked: in a new checkout it takes seconds to write."""
+    if any(item.get_closest_marker("hypothesis") for item in session.items):
+        charmap()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from property_runs import EXAMPLES, FACTOR, KeptFailures, kept_in
+from property_runs import EXAMPLES, FACTOR, QUICK, KeptFailures, kept_in
 
 ROOT = Path(__file__).parents[2]
 # One example is the simplest, which never fails here; of forty random ones at least one all but surely does.
@@ -95,7 +95,7 @@ def test_plain_runs_draw_the_same_whatever_is_imported_beside_them(tmp_path: Pat
     only = ("-k", "test_all_of_them", "-s")
     first, second = (run(tmp_path, *only, *more)[1] for more in ((), ("-p", "beside")))
     drawn = [[line for line in said.splitlines() if line.startswith("drawn")] for said in (first, second)]
-    assert len(drawn[0]) == 100
+    assert len(drawn[0]) == QUICK
     assert drawn[0] == drawn[1]
 
 

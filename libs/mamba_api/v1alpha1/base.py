@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
-from pydantic.alias_generators import to_camel, to_snake
+from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
@@ -59,21 +59,6 @@ class ChangeRule:
     """CEL expression over `self` and `oldSelf` that must be true."""
     message: str
     """Description of the problem and its remedy, for a person."""
-
-
-def refused(field: str, advice: str) -> Rule:
-    """Return a rule that refuses any value of an optional field that this version does not implement.
-
-    Args:
-        field: its YAML name inside the model.
-        advice: which part is missing, and what to do instead.
-    """
-    attribute = to_snake(field)
-    return Rule(
-        cel=f"!has(self.{field})",
-        message=f"{field} is refused by this version: {advice}",
-        holds=lambda self: getattr(self, attribute) is None,
-    )
 
 
 RULES_LATER = {"rules": "later"}

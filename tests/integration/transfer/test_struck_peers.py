@@ -14,6 +14,7 @@ import pytest
 
 from eventually import wait_until
 from mamba_transfer import TransferClient, Verdict
+from matrix_size import LARGE
 from transfer_peers import (
     LAYOUT,
     WANTED,
@@ -72,7 +73,7 @@ def clock_of_the_stop(pid: int) -> Callable[[], float]:
     return clock
 
 
-@pytest.mark.parametrize("point", SOURCE_POINTS)
+@pytest.mark.parametrize("point", SOURCE_POINTS if LARGE else SOURCE_POINTS[::2])
 def test_a_fetch_from_a_stopped_source_ends_at_its_deadline_and_nothing_lands_later(point: str) -> None:
     arena, landing = bundle()
     with forked(source_process(point, signal.SIGSTOP)) as (process, pipe):
@@ -125,7 +126,7 @@ def test_the_export_of_a_reader_that_is_killed_ends_at_once(point: str) -> None:
         assert source.ends == [False] * source.opened
 
 
-@pytest.mark.parametrize("point", READER_POINTS)
+@pytest.mark.parametrize("point", READER_POINTS if LARGE else READER_POINTS[::2])
 def test_the_export_of_a_stopped_reader_ends_with_its_lease(point: str) -> None:
     _, buffers = bundle(seed=1)
     source = HeldExports(buffers, SOON, time.monotonic)

@@ -38,7 +38,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(application(), ["download", *arguments])
+    result = CliRunner().invoke(application("download"), ["download", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

@@ -57,7 +57,7 @@ def server(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(application(), arguments, env={"COLUMNS": "200"})
+    result = CliRunner().invoke(application(arguments[0]), arguments, env={"COLUMNS": "200"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -83,7 +83,9 @@ def test_a_pulled_model_is_listed_and_served_from_the_same_cache(hub: Hub, cache
     }  # fmt: skip
     fetched = len(hub.served)
     assert str(resolve("hf://owner/name")) == model["directory"]
-    document = json.loads(CliRunner().invoke(application(), ["pull", "hf://owner/name", "-o", "json"]).stdout)
+    document = json.loads(
+        CliRunner().invoke(application("pull"), ["pull", "hf://owner/name", "-o", "json"]).stdout
+    )
     assert (document["directory"], document["state"]) == (model["directory"], "complete")
     assert len(hub.served) == fetched
     [line] = [line for line in run("list").splitlines() if "owner/name" in line]
@@ -172,7 +174,7 @@ def test_a_hub_that_refuses_is_told_apart(
 
 
 def test_models_of_other_programs_and_damaged_ones_are_listed_as_they_are(hub: Hub, cache: Path) -> None:
-    assert "no model is in" in CliRunner().invoke(application(), ["list"]).stderr
+    assert "no model is in" in CliRunner().invoke(application("list"), ["list"]).stderr
     broken = cache / "models--some--model-[red]/snapshots" / ("a" * 40)
     broken.mkdir(parents=True)
     (broken / "config.json").write_text("{")

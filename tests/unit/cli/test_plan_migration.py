@@ -165,7 +165,9 @@ def test_a_command_that_cannot_be_planned_is_refused_in_words(source: str, words
 
 
 def test_a_command_without_quotes_is_told_from_arguments_of_plan() -> None:
-    result = CliRunner().invoke(application(), ["plan", "vllm", "serve", "a/b", "--max-model-len", "2k"])
+    result = CliRunner().invoke(
+        application("plan"), ["plan", "vllm", "serve", "a/b", "--max-model-len", "2k"]
+    )
     assert isinstance(result.exception, InvalidInput)
     assert "mambaserve plan 'vllm serve …' --gpu H100" in str(result.exception)
 

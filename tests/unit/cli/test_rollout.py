@@ -62,7 +62,7 @@ class Cluster:
     def run(self, *command: str, name: str = "nano") -> str:
         """Return what the command prints. Raises the error with which it ends."""
         arguments = ["rollout", *command, name, "-n", "models", "--kubeconfig", str(self.config)]
-        return CliRunner().invoke(application(), arguments, catch_exceptions=False).output
+        return CliRunner().invoke(application(arguments[0]), arguments, catch_exceptions=False).output
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def deployment(text: str) -> str:
 
 
 def replay(path: Path, *options: str) -> tuple[int, str]:
-    result = CliRunner().invoke(application(), ["scaling", "replay", str(path), *options])
+    result = CliRunner().invoke(application("scaling"), ["scaling", "replay", str(path), *options])
     return (getattr(result.exception, "exit_code", result.exit_code), result.output + str(result.exception))
 
 

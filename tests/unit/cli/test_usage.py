@@ -58,7 +58,7 @@ def reporter() -> Iterator[Reporter]:
 
 
 def usage(*arguments: str) -> str:
-    result = CliRunner().invoke(application(), ["usage", *arguments], catch_exceptions=False)
+    result = CliRunner().invoke(application("usage"), ["usage", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -108,4 +108,4 @@ def test_wrong_arguments_are_refused() -> None:
         usage("--day", "2026-11-28", "--since", "2026-11-28")
     with pytest.raises(InvalidInput, match="mambaserve ps"):
         usage("nobody")
-    assert CliRunner().invoke(application(), ["usage", "--day", "yesterday"]).exit_code == 2
+    assert CliRunner().invoke(application("usage"), ["usage", "--day", "yesterday"]).exit_code == 2

@@ -7,6 +7,7 @@ import pytest
 from mamba_server.engine.scheduling.admission import Admission
 from mamba_server.engine.scheduling.answer_lengths import MAX_ANSWERS
 from mamba_server.engine.sequences.sequence import Phase
+from matrix_size import LARGE
 from step_load import LoadSetup, StepLoad
 
 ALONE = 3
@@ -33,13 +34,13 @@ def amid_short_traffic(seed: int, *, foreseen: bool) -> tuple[int, int]:
     return load.first["long"] - 30, max(load.ended.get(each, load.steps) for each in older) - 30
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(20 if LARGE else 6))
 def test_a_long_prompt_waits_for_those_before_it_and_then_takes_three_times_its_own_time(seed: int) -> None:
     waited, before = amid_short_traffic(seed, foreseen=True)
     assert waited <= before + 3 * ALONE
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(4 if LARGE else 2))
 def test_where_memory_was_foreseen_wrongly_the_younger_make_room(seed: int) -> None:
     waited, before = amid_short_traffic(seed, foreseen=False)
     assert waited <= before + 3 * ALONE

@@ -113,7 +113,7 @@ def test_of_equal_logits_the_first_is_chosen_and_rows_that_are_no_numbers_are_to
 
 
 def test_draws_follow_the_softmax_at_the_given_temperature(sampler: Sampler, logits: torch.Tensor) -> None:
-    count = 40_000
+    count = 15_000
     for temperature in (0.5, 1.0, 2.0):
         expected = (logits / temperature).softmax(-1) * count
         got = draws(sampler, logits, count, temperature=temperature)
@@ -193,12 +193,12 @@ def test_truncation_leaves_exactly_the_tokens_of_its_definition(
     hot = {"temperature": 1.0, **fields}
     expected = allowed(logits, **hot)
     # Flat logits inside the allowed set would need many draws; a high count finds rare members too.
-    got = draws(sampler, logits, 30_000, **hot)
+    got = draws(sampler, logits, 8_000, **hot)
     seen = set(got.nonzero().flatten().tolist())
     assert seen <= expected
     probabilities = (logits / hot["temperature"]).softmax(-1)
     share = probabilities / sum(probabilities[token] for token in expected)
-    assert {token for token in expected if share[token] > 1e-3} <= seen
+    assert {token for token in expected if share[token] > 3e-3} <= seen
 
 
 @pytest.mark.parametrize("vocab", [1000, 40_000])

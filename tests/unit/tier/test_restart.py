@@ -142,6 +142,7 @@ def test_a_smaller_budget_holds_from_the_start(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_system_call_leaves_no_wrong_bundle_and_no_litter(tmp_path: Path) -> None:
     with program("killed", str(tmp_path)) as process:
         process.communicate()

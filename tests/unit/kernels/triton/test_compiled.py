@@ -27,6 +27,7 @@ from mamba_kernels.state_replay import delta_width, scan_width
 from mamba_kernels.state_replay.triton import call as state_replay
 from mamba_kernels.state_update.triton import call as state_update
 from mamba_kernels.triton_support import KernelCall
+from matrix_size import LARGE
 from testmodels.chunks import PiecePlan, chunk_plan
 
 META = torch.device("meta")
@@ -129,11 +130,11 @@ def decode_steps() -> list[KernelCall]:
 def scans() -> list[KernelCall]:
     """Return a head size that is no power of two, and the widest state."""
     out = meta(ROWS, 128, 128, dtype=WIDE)
-    shapes = [(128, 80, 8, 128), (24, 128, 1, 256)]
+    odd, widest = (128, 80, 8, 128), (24, 128, 1, 256)
+    launches = [(odd, HALF), (widest, WIDE), *([(odd, WIDE), (widest, HALF)] if LARGE else [])]
     whole = [
         call
-        for H, P, G, N in shapes
-        for stored in (WIDE, HALF)
+        for (H, P, G, N), stored in launches
         for call in ssd_prefill(state(H, P, N, stored), scan(H, P, G, N), plan(), out[:, :H, :P])
     ]
     return [*whole, *segmented()]
@@ -214,13 +215,11 @@ def delta_scans() -> list[KernelCall]:
         norms,
         activations,
         copies,
-        decode_steps,
-        convolutions,
-        scans,
         joins,
-        delta_steps,
-        replays,
-        delta_scans,
+        *(
+            pytest.param(several, marks=pytest.mark.slow)
+            for several in (decode_steps, convolutions, scans, delta_steps, replays, delta_scans)
+        ),
     ],
 )
 def test_nothing_spills_and_memory_is_read_in_whole_vectors(calls, capability: int) -> None:

@@ -59,6 +59,7 @@ OTHER_SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width", "capability", "dtype"), [*SHAPES, *(OTHER_SHAPES if LARGE else ())]
 )

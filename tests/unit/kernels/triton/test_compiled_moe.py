@@ -31,6 +31,7 @@ OTHER_CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "shape", "capability"), [*CASES, *(OTHER_CASES if LARGE else ())])
 def test_moe(n: int, shape: tuple[int, int, int, int, int, Activation], capability: int) -> None:
     E, k, d, f, shared_f, activation = shape
