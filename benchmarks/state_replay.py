@@ -80,7 +80,7 @@ class Turns:
 
 
 def measured(turns: Turns, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return the seconds of a step by rows and length of ring, a number for each round; the first warms up."""
+    """Return the seconds of a step by rows and length of ring, a number for each round; one more warms up."""
     record: dict[str, dict[str, list[float]]] = {}
     for rows in ROWS:
         of_rows: dict[str, list[float]] = {str(tokens): [] for tokens in (1, *RINGS)}
@@ -98,15 +98,14 @@ def measured(turns: Turns, rounds: int) -> dict[str, dict[str, list[float]]]:
 def markdown(record: dict[str, Any]) -> str:
     """Return the medians of the rounds' ratios to plain steps. Pure."""
     heading = " | ".join(f"once in {tokens}" for tokens in RINGS)
+    machine = record["machine"]
     lines = [
-        f"# States written once in several tokens: {record['model']}, {record['dtype']}, "
-        f"{record['threads']} thread{'s' if record['threads'] > 1 else ''}",
+        f"# States written once in several tokens: {record['model']}, {record['dtype']}",
         "",
-        f"- machine: {record['machine']['processor']}, {record['kernels']}, load "
-        f"{record['machine']['load_average']}",
-        f"- states of a sequence: {record['state_bytes'] / 2**20:.1f} MiB, float32",
-        f"- {record['rounds']} rounds of {STEPS} steps in turns; processor time relative to steps that write "
-        "all states, medians (least to most)",
+        f"- machine: {machine['processor']}, {record['kernels']}, load {machine['load_average']}",
+        f"- threads: {record['threads']}; processor time of all",
+        f"- states of a sequence: {record['state_bytes'] / 2**10:,.0f} KiB, float32",
+        f"- {record['rounds']} rounds of {STEPS} steps in turns; median ratios to plain steps (least, most)",
         "",
         f"| rows | plain step, ms | {heading} |",
         "| --- | ---: |" + " ---: |" * len(RINGS),

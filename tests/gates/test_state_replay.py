@@ -278,9 +278,7 @@ def test_sequences_beyond_the_lanes_write_their_states_each_time(
     assert most == 2
 
 
-def test_a_ring_where_it_cannot_act_is_refused_at_the_start(
-    random_model: Path, tmp_path: Path
-) -> None:
+def test_a_ring_where_it_cannot_act_is_refused_at_the_start(random_model: Path, tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match="state_replay 8 is refused for this model"):
         make_engine(random_lfm2(tmp_path), state_replay="8")
     for settings, why in (

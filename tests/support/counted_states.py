@@ -15,7 +15,7 @@ UNIT = Path(__file__).parent / "counted_states.cpp"
 
 
 class CountedKernels:
-    """In place of a `Library`: decode kernels on one thread, with AVX2, for float32 states in whole vectors."""
+    """In place of a `Library`: decode kernels with AVX2, one thread, for float32 states in whole vectors."""
 
     delta_prefill = None
     """Prompts are not counted."""

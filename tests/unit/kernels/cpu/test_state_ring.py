@@ -212,7 +212,9 @@ def test_rings_and_plans_of_another_shape_are_refused(library: Library, rule: st
 
 
 @pytest.mark.parametrize(
-    ("rule", "sizes"), [("mamba2", (1, 64, 128, 1, 4)), ("delta", (1, 1, 64, 128, 4))], ids=["mamba2", "delta"]
+    ("rule", "sizes"),
+    [("mamba2", (1, 64, 128, 1, 4)), ("delta", (1, 1, 64, 128, 4))],
+    ids=["mamba2", "delta"],
 )
 def test_128_rows_move_at_most_six_tenths_of_the_bytes_of_plain_decoding(
     rule: str, sizes: Any, tmp_path: Path
