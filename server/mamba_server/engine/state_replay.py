@@ -29,7 +29,7 @@ class ReplayRule:
 
 MEASURED: Mapping[str, ReplayRule] = {}
 """Rules by which whole steps were measured to be faster, by the device's name; "cpu" for all CPUs. It is
-empty: no GPU was measured, and on a CPU no length of ring was faster."""
+empty: no GPU was measured, and on a CPU no length of ring was reliably faster."""
 
 
 def replay_rule(settings: EngineSettings, config: ModelConfig, device: torch.device) -> ReplayRule | None:
