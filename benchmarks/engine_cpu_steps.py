@@ -18,6 +18,7 @@ import torch
 from pydantic import TypeAdapter
 
 from mamba_api.choices import Quantization
+from mamba_kernels.cpu.whole_steps.step_decoder import StepDecoder
 from mamba_planner.families.registry import load_model_config
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
@@ -30,13 +31,15 @@ CPU = torch.device("cpu")
 PAGE, CHUNK, CONTEXT = 16, 64, 128
 """CONTEXT: tokens before and with a decoded one."""
 MOST = 32
-"""Sequences, and slots beside the padding slot."""
+"""Sequences at most, where nobody asks for more."""
 
 
 class StepTimer:
-    """A model and a cache; the numbers in it do not matter, their places do."""
+    """A model and a cache of `most` sequences; the numbers in it do not matter, their places do."""
 
-    def __init__(self, directory: Path, dtype: str, threads: int, quantization: Quantization) -> None:
+    def __init__(
+        self, directory: Path, dtype: str, threads: int, quantization: Quantization, most: int = MOST
+    ) -> None:
         torch.set_num_threads(threads)
         config = load_model_config(directory)
         self.model = HybridModel.load(
@@ -46,7 +49,8 @@ class StepTimer:
             self.model.backend.library.set_threads(threads)
         kinds, attention = config.layers, config.attention
         assert attention is not None
-        kind, pages = DTYPES[dtype], MOST * CONTEXT // PAGE + 1
+        self._most = most
+        kind, pages = DTYPES[dtype], most * CONTEXT // PAGE + 1
 
         def zeros(*shape: int, dtype: torch.dtype = kind) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype)
@@ -55,17 +59,11 @@ class StepTimer:
         window, state = _of_a_slot(config)
         page = (2, PAGE, attention.kv_heads, attention.head_dim)
         self.views = CacheViews(
-            conv=[zeros(MOST + 1, *window) for _ in recurrent],
-            ssm=[zeros(MOST + 1, *state, dtype=torch.float32) for _ in recurrent],
+            conv=[zeros(most + 1, *window) for _ in recurrent],
+            ssm=[zeros(most + 1, *state, dtype=torch.float32) for _ in recurrent],
             kv=[zeros(pages, *page) for _ in range(kinds.count("attention"))],
         )
-        self.decoder = step_decoder(
-            self.model,
-            self.views,
-            page_table=torch.from_numpy(_pages(MOST)),
-            last_token=torch.arange(MOST, dtype=torch.int32) + 5,
-            most_rows=MOST,
-        )
+        self.decoder = self.decoder_of(self.views)
         """None where torch computes."""
         self.seconds: dict[str, float] = defaultdict(float)
         """By kind of layer."""
@@ -73,6 +71,16 @@ class StepTimer:
             replace(block, mixer=self._timed(name, block.mixer))
             for name, block in zip(kinds, self.model.blocks, strict=True)
         ]
+
+    def decoder_of(self, views: CacheViews) -> StepDecoder | None:
+        """Build the call of whole decode steps on the cache `views`; None where torch computes."""
+        return step_decoder(
+            self.model,
+            views,
+            page_table=torch.from_numpy(_pages(self._most)),
+            last_token=torch.arange(self._most, dtype=torch.int32) + 5,
+            most_rows=self._most,
+        )
 
     def _timed(self, name: str, mixer: Any) -> Any:
         """Put a clock around each call of the mixer and keep its class, by which the model recognises it."""

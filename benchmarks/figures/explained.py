@@ -12,6 +12,7 @@ STRATEGY = "docs/explanation/choosing-a-strategy.md"
 PLANNER = "docs/explanation/planner.md"
 ROUTING = "docs/explanation/routing.md"
 SPECULATION = "docs/explanation/speculation.md"
+REPLAY = "docs/explanation/state-replay.md"
 CACHE = "docs/explanation/state-cache.md"
 TRANSFER = "docs/explanation/transfer.md"
 SMALL_ENGINE, LARGE_ENGINE = "2026-11-21-cache-real-engine-tiny", "2026-11-21-cache-real-engine-350m"
@@ -255,6 +256,10 @@ EXPLAINED = (
               ("2026-11-29-speculation-263m",), turns(workload)) for begin, workload in _ANSWERS),
     *(Figures(SPECULATION, f"{count} |", "python -m benchmarks.own_head", (HEADS,), drafted(count))
       for count in (3, 4, 5)),
+    *(Figures(REPLAY, f"{rows} row", "python -m benchmarks.state_replay --model DIR",
+              ("2026-11-30-state-replay-cpu",),
+              tuple(ratio_of_rounds(("seconds", rows, tokens), ("seconds", rows, "1"))
+                    for tokens in ("2", "4", "8", "16"))) for rows in ("1", "8", "32", "128")),
     *(Figures(CACHE, f"{slabs} of {pages}", "python -m benchmarks.cache.fragmentation",
               ("2026-11-21-cache-fragmentation",), churn(slabs, pages))
       for slabs, pages in ((120, 547), (200, 547), (700, 62))),

@@ -1,12 +1,12 @@
 """Answers, scores and checkpoints with a ring are those of an engine that writes all states in each step.
 
-Every family with recurrent states, strategy and both ways of stepping occur; the engine is preempted and
-changes its strategy on the way.
+Every family with recurrent states, strategy and both ways of stepping occur, by torch and by the C++ kernels
+of each instruction set; the engine is preempted and changes its strategy on the way.
 """
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,13 @@ import pytest
 import torch
 
 from engines import Answer, make_engine, run
+from forced_instructions import BEST, FEWER_INSTRUCTIONS, forced_instructions
 from gate_cases import LARGE, STRATEGIES
-from mamba_kernels.cpu.library import library
 from mamba_kernels.kernel_choice import VARIABLE
 from mamba_planner import UnusableInput
 from mamba_server.engine import boot, state_replay
 from mamba_server.engine.boot import Engine
 from mamba_server.engine.state_replay import ReplayRule
-from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.wire import AddRequest, SamplingParams
 from prefix_of import prefix_of
 from testmodels.checkpoints import (
@@ -54,8 +53,15 @@ FAMILIES: dict[str, Write] = {
 
 
 @pytest.fixture(autouse=True)
-def torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "torch")
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let torch compute, or the C++ kernels with the instruction set that a test names."""
+    name = getattr(request, "param", "torch")
+    if name == "torch":
+        monkeypatch.setenv(VARIABLE, "torch")
+        yield
+        return
+    with forced_instructions(name):
+        yield
 
 
 def requests() -> list[AddRequest]:
@@ -140,10 +146,38 @@ def test_answers_and_checkpoints_with_a_ring_are_those_without(
     check_against_plain(FAMILIES[family](tmp_path / "model"), tokens, {"strategy": strategy, **settings})
 
 
+@pytest.mark.parametrize(
+    ("kernels", "family", "strategy", "tokens", "settings"),
+    [
+        (BEST, "nemotron_h", "ExtraBufferLazy", "8", {}),
+        pytest.param("avx2", "qwen3_next", "NoBuffer", "4", {"dtype": "bfloat16"}, marks=pytest.mark.slow),
+        pytest.param("avx512", "falcon_h1", "ExtraBuffer", "16", {"overlap": False}, marks=pytest.mark.slow),
+        # Its layers are called one by one, and each channel has a decay.
+        pytest.param(BEST, "kimi_linear", "ExtraBuffer", "2", {}, marks=pytest.mark.slow),
+        *(
+            (name, family, STRATEGIES[place % 3], tokens, {"overlap": place % 2 > 0, "dtype": dtype})
+            for name in (BEST, *FEWER_INSTRUCTIONS)
+            for place, family in enumerate(FAMILIES if LARGE else ())
+            for tokens, dtype in (("16", "bfloat16"), ("2", "float32"))
+        ),
+    ],
+    indirect=["kernels"],
+)
+def test_the_cpp_kernels_answer_with_a_ring_as_without(
+    family: str, strategy: str, tokens: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    check_against_plain(FAMILIES[family](tmp_path / "model"), tokens, {"strategy": strategy, **settings})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "overlap"),
-    [("ExtraBuffer", True)] + ([(each, False) for each in STRATEGIES] if LARGE else []),
+    ("kernels", "strategy", "overlap"),
+    [
+        ("torch", "ExtraBuffer", True),
+        (BEST, "ExtraBuffer", True),
+        *(("torch", each, False) for each in (STRATEGIES if LARGE else ())),
+    ],
+    indirect=["kernels"],
 )
 def test_a_preempted_sequence_and_a_change_of_strategy_lose_nothing_of_a_ring(
     strategy: str, overlap: bool, random_model: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,9 +278,7 @@ def test_sequences_beyond_the_lanes_write_their_states_each_time(
     assert most == 2
 
 
-def test_a_ring_where_it_cannot_act_is_refused_at_the_start(
-    random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ring_where_it_cannot_act_is_refused_at_the_start(random_model: Path, tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match="state_replay 8 is refused for this model"):
         make_engine(random_lfm2(tmp_path), state_replay="8")
     for settings, why in (
@@ -256,7 +288,3 @@ def test_a_ring_where_it_cannot_act_is_refused_at_the_start(
     ):
         with pytest.raises(ValueError, match=f"state_replay 8 is refused {why}"):
             start(random_model, state_replay="8", **settings)
-    monkeypatch.delenv(VARIABLE)
-    if library() is not None:
-        with pytest.raises(UnsupportedModel, match=r"refused with the C\+\+ kernels of a CPU"):
-            start(random_model, state_replay="8")

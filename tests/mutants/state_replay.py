@@ -4,6 +4,8 @@ from seeded import Mutant
 
 GATE = "tests/gates/test_state_replay.py"
 KERNELS = "tests/unit/kernels/test_state_replay.py"
+CPP = "tests/unit/kernels/cpu/test_state_ring.py"
+STEPS = "tests/unit/kernels/cpu/test_step_decoder.py"
 
 MUTANTS = (
     Mutant(
@@ -37,6 +39,30 @@ MUTANTS = (
         old="writes |= lane[rows] < 0",
         new="pass",
         tests=(GATE,),
+    ),
+    Mutant(
+        name="the C++ kernels write a state that lacks inputs, and leave one that is due",
+        keeps="A state is written by the tokens that the plan names.",
+        where="mamba_kernels.cpu.mixer:name_lanes",
+        old="first, first + stride, first + 2 * stride",
+        new="first, first + stride, first + stride",
+        tests=(CPP,),
+    ),
+    Mutant(
+        name="layers that are called one by one forget what waits",
+        keeps="A step folds what waits whether it is one call or several.",
+        where="model.layers.mamba2:Mamba2Mixer.__call__",
+        old="plans.decode is not None and plans.ring is not None",
+        new="False",
+        tests=(GATE,),
+    ),
+    Mutant(
+        name="a step in one call forgets what waits",
+        keeps="A step folds what waits whether it is one call or several.",
+        where="mamba_kernels.cpu.whole_steps.step_decoder:StepDecoder.__call__",
+        old="step.has_ring = decodes.ring is not None",
+        new="step.has_ring = False",
+        tests=(STEPS,),
     ),
     Mutant(
         name="the plan forgets the rings",

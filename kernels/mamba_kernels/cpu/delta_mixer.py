@@ -10,12 +10,21 @@ import torch
 
 from mamba_kernels.arguments import check, check_plan
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mixer import STATE_KINDS, name_pieces, name_slots, place, read_and_write
+from mamba_kernels.cpu.mixer import (
+    STATE_KINDS,
+    name_lanes,
+    name_pieces,
+    name_slots,
+    place,
+    place_ring,
+    read_and_write,
+)
 from mamba_kernels.cpu.packed_linear import CPU, KINDS
 from mamba_kernels.cpu.structures import DeltaDecode, DeltaMixer, DeltaPrefill
 from mamba_kernels.gated_delta.inputs import LEAST_SQUARE
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
+from mamba_kernels.state_replay import RingPlan, delta_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,7 @@ class GatedDeltaCalls:
         by_channel = weights.dt_bias.dim() == 2
         decays = key_dim if by_channel else 1
         self._projected = channels + self._values + heads + heads * decays
+        self._ring_width = delta_width(heads, value_dim, key_heads, key_dim, decays)
         self._window, self._state = (None, taps - 1, channels), (None, heads, value_dim, key_dim)
         wide = {
             "conv_weight": (weights.conv_weight, (taps, channels)),
@@ -93,12 +103,15 @@ class GatedDeltaCalls:
         self._address = ctypes.addressof(self._mixer)
         self._decode, self._prefill = library.delta_decode, library.delta_prefill
 
-    def place(self, call: DeltaDecode, window: torch.Tensor, state: torch.Tensor) -> None:
-        """Set the mixer of `call`, and the windows and states of its layer.
+    def place(
+        self, call: DeltaDecode, window: torch.Tensor, state: torch.Tensor, ring: torch.Tensor | None
+    ) -> None:
+        """Set the mixer of `call`, and windows, states and ring of its layer.
 
-        Windows have the type of the rows; states have one of STATE_KINDS.
+        Windows and ring have the type of the rows; states have one of STATE_KINDS. Raises WrongArgument.
         """
         place(call, self._address, window, state)
+        place_ring(call, ring, window.dtype, self._ring_width)
 
     def decode(
         self,
@@ -107,15 +120,21 @@ class GatedDeltaCalls:
         state: torch.Tensor,
         plan: SlotPlan,
         out: torch.Tensor,
+        lanes: RingPlan | None = None,
+        ring: torch.Tensor | None = None,
     ) -> None:
         """Compute one token for each of the plan's sequences, none of them padding. Raises WrongArgument.
 
-        The class describes the tensors.
+        The class describes the tensors. `lanes` says which inputs of `ring`, [lanes, inputs, `delta_width`]
+        in the type of the rows and dense, states lack, and which states are written; without both, all are.
         """
         self._check(projected, window, state, out, plan.routes.shape[1])
         call = DeltaDecode(mixer=self._address, out=out.data_ptr())
         name_slots(call, plan)
         read_and_write(call, projected, window, state)
+        place_ring(call, ring, projected.dtype, self._ring_width)
+        if lanes is not None:
+            name_lanes(call, lanes)
         self._decode(ctypes.addressof(call))
 
     def prefill(

@@ -5,9 +5,17 @@ import ctypes
 import torch
 
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mixer import PreparedMixer, name_slots, place, read_and_write
+from mamba_kernels.cpu.mixer import (
+    PreparedMixer,
+    name_lanes,
+    name_slots,
+    place,
+    place_ring,
+    read_and_write,
+)
 from mamba_kernels.cpu.structures import MambaDecode
 from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.state_replay import RingPlan
 
 
 class MambaDecoder:
@@ -19,12 +27,15 @@ class MambaDecoder:
         self._call = MambaDecode(mixer=mixer.address)
         self._address = ctypes.addressof(self._call)
 
-    def place(self, call: MambaDecode, window: torch.Tensor, state: torch.Tensor) -> None:
-        """Write the address of the mixer, and of the windows and states of its layer, into `call`.
+    def place(
+        self, call: MambaDecode, window: torch.Tensor, state: torch.Tensor, ring: torch.Tensor | None
+    ) -> None:
+        """Write the address of the mixer, and of windows, states and ring of its layer, into `call`.
 
-        Windows have the type of the rows; states have one of STATE_KINDS.
+        Windows and ring have the type of the rows; states have one of STATE_KINDS. Raises WrongArgument.
         """
         place(call, self._mixer.address, window, state)
+        place_ring(call, ring, window.dtype, self._mixer.ring_width)
 
     def __call__(
         self,
@@ -33,17 +44,24 @@ class MambaDecoder:
         state: torch.Tensor,
         plan: SlotPlan,
         out: torch.Tensor,
+        lanes: RingPlan | None = None,
+        ring: torch.Tensor | None = None,
     ) -> None:
         """Compute out = norm(y * silu(gate)), where y follows from convolution and recurrence (`ScanInputs`).
 
         `projected` is [n, gate H*P | x H*P | B G*N | C G*N | dt H], rows may be strided; `window` is [slabs,
         K-1, C] in the type of the rows; `state` is [slabs, H, P, N] float32 or float16; both are dense except
         for the slabs and written at the plan's slots (float16 by stochastic rounding); `out` is [n, H*P],
-        dense, written. Raises WrongArgument.
+        dense, written. `lanes` says which inputs of `ring`, [lanes, inputs, `scan_width`] in the type of the
+        rows and dense, states lack, and which states are written; without both, all are. Raises
+        WrongArgument.
         """
         call = self._call
         self._mixer.check(projected, window, state, out, plan.routes.shape[1])
         read_and_write(call, projected, window, state)
         name_slots(call, plan)
+        place_ring(call, ring, projected.dtype, self._mixer.ring_width)
+        if lanes is not None:
+            name_lanes(call, lanes)
         call.out = out.data_ptr()
         self._run(self._address)

@@ -18,14 +18,16 @@ from mamba_kernels.cpu.structures import (
     Mixer,
     ShortConvDecode,
     ShortConvPrefill,
+    StateRing,
 )
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
+from mamba_kernels.state_replay import RingPlan, scan_width
 
 STATE_KINDS = {**KINDS, torch.float16: FLOAT16}
 MAMBA_STATES = (torch.float32, torch.float16)
 MixerCall = MambaDecode | MambaPrefill | DeltaDecode | DeltaPrefill
-_SLOT_BYTES = 8
+_SLOT_BYTES, _LANE_BYTES = 8, 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class PreparedMixer:
         heads, taps = len(weights.A), len(weights.conv_weight)
         self._inner, channels = heads * head_dim, heads * head_dim + 2 * groups * state_size
         self._projected = self._inner + channels + heads
+        self.ring_width = scan_width(heads, head_dim, groups, state_size)
+        """Elements of an input of a ring."""
         self._window, self._state = (None, taps - 1, channels), (None, heads, head_dim, state_size)
         _check_weights(weights, taps, channels, heads, self._inner)
         # Addresses do not keep objects alive; the weights must live as long as the call.
@@ -153,6 +157,27 @@ def name_slots(call: MambaDecode | DeltaDecode | GatedDeltaUpdate | ShortConvDec
     call.rows = plan.routes.shape[1]
     if not isinstance(call, ShortConvDecode):
         call.noise = plan.noise.data_ptr()
+
+
+def place_ring(
+    call: MambaDecode | DeltaDecode, ring: torch.Tensor | None, kind: torch.dtype, width: int
+) -> None:
+    """Write into `call` the address of a layer's ring; None = no state lacks inputs.
+
+    `ring` is [lanes, inputs, width], dense, of type `kind`. Raises WrongArgument.
+    """
+    call.ring = StateRing()
+    if ring is not None:
+        check("ring", ring, (None, None, width), dtypes=(kind,), device=CPU, dense_from=0)
+        call.ring.inputs, call.ring.width, call.ring.lane_inputs = ring.data_ptr(), width, ring.shape[1]
+
+
+def name_lanes(call: MambaDecode | DeltaDecode, lanes: RingPlan) -> None:
+    """Write into `call` what its rows do with their lanes of the ring. Raises WrongArgument."""
+    rows = lanes.device_rows
+    check("lanes", rows, (3, call.rows), dtypes=(torch.int32,), device=CPU)
+    first, stride = rows.data_ptr(), _LANE_BYTES * rows.stride(0)
+    call.ring.lane, call.ring.waiting, call.ring.writes = first, first + stride, first + 2 * stride
 
 
 def name_pieces(

@@ -92,6 +92,19 @@ _MIXER_CALL = (
 """Fields with which all calls of a mixer begin."""
 
 
+class StateRing(Structure):
+    """The ring of one layer, and what the rows of a step do with its lanes; nothing without lanes."""
+
+    _fields_ = (
+        ("inputs", c_void_p),
+        ("width", c_int64),
+        ("lane_inputs", c_int64),
+        ("lane", c_void_p),
+        ("waiting", c_void_p),
+        ("writes", c_void_p),
+    )
+
+
 class MambaDecode(Structure):
     """Arguments of the kernel that computes one token of each sequence in a Mamba2 mixer."""
 
@@ -100,6 +113,7 @@ class MambaDecode(Structure):
         ("track", c_void_p),
         ("noise", c_void_p),
         ("out", c_void_p),
+        ("ring", StateRing),
         ("rows", c_int32),
         ("kind", c_int32),
         ("state_kind", c_int32),
@@ -345,6 +359,7 @@ class GatedDeltaUpdate(Structure):
         ("target", c_void_p),
         ("track", c_void_p),
         ("noise", c_void_p),
+        ("ring", StateRing),
         ("rows", c_int32),
     )
 
@@ -504,6 +519,7 @@ class DecodeStep(Structure):
         ("block_count", c_int32),
         ("rows", c_int32),
         ("head_passes", c_int32),
+        ("has_ring", c_int32),
     )
 
 

@@ -56,7 +56,6 @@ from mamba_server.engine.speculation.head_drafts import HeadDrafts, HeadRequest
 from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
 from mamba_server.engine.state_replay import (
     ReplayRule,
-    check_kernels,
     replay_rule,
     ring_rows,
     rings_of,
@@ -164,7 +163,6 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     if settings.quantization != "fp8":
         # No C++ kernel multiplies FP8.
         _compile_kernels(device, DTYPES[dtype], report)
-    check_kernels(rule, device, DTYPES[dtype])
     model = HybridModel(
         config,
         overrides.weights or Weights(directory, report, heads=config.draft_head),

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mamba_kernels.dispatch.backend import backend_for
 from mamba_planner.model_config import ModelConfig
 from mamba_server.cache import PersistentBatch
 from mamba_server.engine.scheduling.ring_rows import RingRows
-from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.device_arena import ring_memory
 from mamba_settings.engine_settings import EngineSettings
 
@@ -31,7 +29,7 @@ class ReplayRule:
 
 MEASURED: Mapping[str, ReplayRule] = {}
 """Rules by which whole steps were measured to be faster, by the device's name; "cpu" for all CPUs. It is
-empty: no GPU was measured, and the C++ kernels of CPUs have no ring."""
+empty: no GPU was measured, and on a CPU no length of ring was reliably faster."""
 
 
 def replay_rule(settings: EngineSettings, config: ModelConfig, device: torch.device) -> ReplayRule | None:
@@ -70,12 +68,3 @@ def rings_of(
 def ring_rows(rule: ReplayRule | None, batch: PersistentBatch) -> RingRows | None:
     """Return the rows that decode with a ring; None without a rule."""
     return None if rule is None else RingRows(batch, rule.tokens, rule.least_rows)
-
-
-def check_kernels(rule: ReplayRule | None, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise UnsupportedModel if the kernels that will compute have no ring."""
-    if rule is not None and backend_for(device, dtype).library is not None:
-        raise UnsupportedModel(
-            f"state_replay {rule.tokens} is refused with the C++ kernels of a CPU, which write all states in "
-            "each step: set it to auto or off"
-        )

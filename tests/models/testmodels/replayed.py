@@ -24,11 +24,15 @@ SPARE = ROWS + 1
 
 @dataclass
 class Rule:
-    """One of both recurrences at one shape. `inputs(step)`: rows of a step, the same each time."""
+    """One of both recurrences at one shape. `inputs(step)`: rows of a step, the same each time.
+
+    `kind` is the type of the rows, and `width` the number of elements of an input of a ring.
+    """
 
     inputs: Callable[[int], Any]
     shape: tuple[int, int, int]
     width: int
+    kind: torch.dtype
 
 
 def mamba2(H: int, G: int, P: int, N: int, kind: torch.dtype) -> Rule:
@@ -41,7 +45,7 @@ def mamba2(H: int, G: int, P: int, N: int, kind: torch.dtype) -> Rule:
         rows = inputs(step)
         return type(rows)(rows.x, rows.dt, fixed.A, rows.B, rows.C, fixed.D, fixed.dt_bias, LIMIT)
 
-    return Rule(of_step, (H, P, N), scan_width(H, P, G, N))
+    return Rule(of_step, (H, P, N), scan_width(H, P, G, N), kind)
 
 
 def delta(H: int, G: int, V: int, K: int, kind: torch.dtype) -> Rule:
@@ -52,7 +56,7 @@ def delta(H: int, G: int, V: int, K: int, kind: torch.dtype) -> Rule:
         rows.A, rows.dt_bias = fixed.A, fixed.dt_bias
         return rows.inputs
 
-    return Rule(of_step, (H, V, K), delta_width(H, V, G, K))
+    return Rule(of_step, (H, V, K), delta_width(H, V, G, K), kind)
 
 
 @dataclass
@@ -79,9 +83,7 @@ def decode(rule: Rule, plain: Any, replay: Any | None, stored: torch.dtype, *, e
     generator = torch.Generator().manual_seed(7)
     for slot in range(1, ROWS + 1):
         state[slot] = torch.randn(H, P, N, generator=generator).to(stored)
-    kind = rule.inputs(0)
-    kind = (kind.x if hasattr(kind, "x") else kind.v).dtype
-    ring = torch.full((max(LANES) + 1, RING - 1, rule.width), torch.nan, dtype=kind)
+    ring = torch.full((max(LANES) + 1, RING - 1, rule.width), torch.nan, dtype=rule.kind)
     waiting, run = np.zeros(ROWS, np.int32), Run([], [], [])
     slots = ints(range(1, ROWS + 1))
     for step in range(STEPS):
@@ -89,7 +91,7 @@ def decode(rule: Rule, plain: Any, replay: Any | None, stored: torch.dtype, *, e
         writes = due | (step == early)
         track = ints([-1] * (ROWS - 1) + [SPARE + step % ROWS if due[-1] else -1])
         plan = SlotPlan.build(slots, slots, track, CPU, noise(step))
-        out = poisoned(ROWS, H, P, dtype=torch.float64 if kind == torch.float64 else torch.float32)
+        out = poisoned(ROWS, H, P, dtype=torch.float64 if rule.kind == torch.float64 else torch.float32)
         if replay is None:
             plain(state, rule.inputs(step), plan, out)
         else:

@@ -4,11 +4,14 @@
 // The three parts follow one another over all rows. Work is divided by rows, and in the recurrence by heads of a
 // sequence, never within a sum, so the bits of a row depend neither on the threads nor on the other rows.
 #pragma once
+#include <algorithm>
+
 #include "convolution.h"
 #include "gated_delta_prefill.h"
 #include "gated_delta_update.h"
 #include "norms.h"
 #include "piece_inputs.h"
+#include "ring_lanes.h"
 #include "scratch.h"
 #include "worker_pool.h"
 
@@ -73,6 +76,15 @@ class DeltaMixerCall {
             mixer_.decays};
   }
 
+  // Copies the input k | v | a | b of a row to its place in a ring.
+  void leave_input(int64_t row, T* own) const {
+    const T* b = inputs(row) + channels_ + values_;
+    const int64_t heads = mixer_.heads, decays = heads * mixer_.decays;
+    own = std::copy_n(mixed(row) + keys_, keys_ + values_, own);
+    own = std::copy_n(b + heads, decays, own);
+    std::copy_n(b, heads, own);
+  }
+
   // Norms and gates the outputs of the rule in place.
   void norm_and_gate(int64_t row) const {
     const auto run = mixer_.sigmoid_gate != 0 ? norm_and_gate_heads<true, T> : norm_and_gate_heads<false, T>;
@@ -101,11 +113,13 @@ class DeltaMixerCall {
 template <typename T>
 void run_delta_decode(const DeltaDecode& call) {
   const DeltaMixerCall<T, DeltaDecode> mixer(call, call.rows);
+  const RingLanes ring(call.ring);
   for_each_chunk(call.rows, [&](int row) {
     mixer.convolution().move_on(mixer.inputs(row), call.source[row], call.target[row], call.track[row],
                                 mixer.mixed(row));
+    if (T* own = ring.own<T>(row)) mixer.leave_input(row, own);
   });
-  const GatedDeltaUpdate update = {mixer.rule(), call.source, call.target, call.track, call.noise, call.rows};
+  const GatedDeltaUpdate update = {mixer.rule(), call.source, call.target, call.track, call.noise, call.ring, call.rows};
   gated_delta_update(&update);
   for_each_chunk(call.rows, [&](int row) { mixer.norm_and_gate(row); });
 }

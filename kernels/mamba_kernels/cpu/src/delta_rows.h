@@ -4,8 +4,24 @@
 #include "elements.h"
 #include "functions.h"
 #include "interface.h"
+#include "worker_pool.h"
 
 namespace {
+
+constexpr int64_t kDeltaElements = 1 << 15;  // state elements of a chunk: 128 KB, tens of microseconds
+constexpr int kDeltaRows = 4;                // rows of a state at once: eight chains, k and q loaded once
+
+// Calls body(row, first head, end) for chunks of the heads of all rows that decode.
+template <typename Body>
+void for_each_head_chunk(const DeltaRows& delta, int rows, const Body& body) {
+  const int64_t per_head = int64_t{delta.value_dim} * delta.key_dim;
+  const int together = static_cast<int>(per_head < kDeltaElements ? kDeltaElements / per_head : 1);
+  const int parts = (delta.heads + together - 1) / together;
+  for_each_chunk(rows * parts, [&](int chunk) {
+    const int first = chunk % parts * together;
+    body(chunk / parts, first, first + together < delta.heads ? first + together : delta.heads);
+  });
+}
 
 // The type is checked at each vector: these reads cost little compared with the computation, and prompts need one
 // function instead of six.

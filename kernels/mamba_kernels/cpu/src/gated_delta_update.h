@@ -10,13 +10,10 @@
 // written while the first cache still holds them: a state moves once in each direction through memory.
 #pragma once
 #include "delta_rows.h"
+#include "gated_delta_replay.h"
 #include "scratch.h"
-#include "worker_pool.h"
 
 namespace {
-
-constexpr int64_t kDeltaElements = 1 << 15;  // state elements of a chunk: 128 KB, tens of microseconds
-constexpr int kDeltaRows = 4;                // rows of a state at once: eight chains, k and q loaded once
 
 template <typename State, bool kChannels>
 class GatedDeltaUpdateCall {
@@ -25,13 +22,7 @@ class GatedDeltaUpdateCall {
       : call_(call), delta_(call.delta), tensors_(call.delta), V_(call.delta.value_dim), K_(call.delta.key_dim) {}
 
   void run() const {
-    const int64_t per_head = int64_t{V_} * K_;
-    const int together = static_cast<int>(per_head < kDeltaElements ? kDeltaElements / per_head : 1);
-    const int parts = (delta_.heads + together - 1) / together;
-    for_each_chunk(call_.rows * parts, [&](int chunk) {
-      const int first = chunk % parts * together;
-      update_heads(chunk / parts, first, first + together < delta_.heads ? first + together : delta_.heads);
-    });
+    for_each_head_chunk(delta_, call_.rows, [this](int row, int first, int end) { update_heads(row, first, end); });
   }
 
  private:
@@ -169,15 +160,21 @@ class GatedDeltaUpdateCall {
   int V_, K_;
 };
 
-template <bool kChannels>
+template <typename State, bool kChannels>
 void run_gated_delta_update(const GatedDeltaUpdate& call) {
-  if (call.delta.state_kind == kFloat16) return GatedDeltaUpdateCall<Half, kChannels>(call).run();
-  if (call.delta.state_kind == kBfloat16) return GatedDeltaUpdateCall<uint16_t, kChannels>(call).run();
-  GatedDeltaUpdateCall<float, kChannels>(call).run();
+  if (call.ring.lane != nullptr) return gated_delta_replay<State, kChannels>(call);
+  GatedDeltaUpdateCall<State, kChannels>(call).run();
+}
+
+template <bool kChannels>
+void gated_delta_update_of(const GatedDeltaUpdate& call) {
+  if (call.delta.state_kind == kFloat16) return run_gated_delta_update<Half, kChannels>(call);
+  if (call.delta.state_kind == kBfloat16) return run_gated_delta_update<uint16_t, kChannels>(call);
+  run_gated_delta_update<float, kChannels>(call);
 }
 
 void gated_delta_update(const GatedDeltaUpdate* call) {
-  call->delta.decays > 1 ? run_gated_delta_update<true>(*call) : run_gated_delta_update<false>(*call);
+  call->delta.decays > 1 ? gated_delta_update_of<true>(*call) : gated_delta_update_of<false>(*call);
 }
 
 }  // namespace

@@ -65,6 +65,18 @@ struct Mixer {
   int32_t norm_groups;
 };
 
+// What the rows of a step do with a layer's ring, which keeps the inputs of tokens that states lack, as the recurrence
+// reads them: x | B | dt of Mamba2, k | v | a | b of the gated delta rule. Without lanes nothing waits, and all rows
+// write their states.
+struct StateRing {
+  void* inputs;  // [lanes, lane_inputs, width] of the rows' kind
+  int64_t width;
+  int64_t lane_inputs;
+  const int32_t* lane;     // [rows] lane of each row, or -1; null = no row has one
+  const int32_t* waiting;  // [rows] inputs in the lane, oldest first
+  const int32_t* writes;   // [rows] whether the row writes its state; otherwise its input is left behind those in the lane
+};
+
 // One token for each of `rows` sequences: convolution, recurrence, gate and norm.
 struct MambaDecode {
   const Mixer* mixer;
@@ -79,6 +91,7 @@ struct MambaDecode {
   const int64_t* track;   // [rows] second slot written to, or -1
   const uint32_t* noise;  // [rows] word by which a float16 state is rounded
   void* out;              // [rows, inner] of `kind`
+  StateRing ring;
   int32_t rows;
   int32_t kind;
   int32_t state_kind;
@@ -139,6 +152,7 @@ struct DeltaDecode {
   const int64_t* track;
   const uint32_t* noise;
   void* out;  // [rows, heads * value_dim] of `kind`
+  StateRing ring;
   int32_t rows;
   int32_t kind;
   int32_t state_kind;
@@ -401,8 +415,9 @@ struct DecodeStep {
   const LinearLayer* embedding;  // its rows are those of tokens
   RmsNorm norm;                  // the last norm; all blocks have its kinds and its width
   const int32_t* last_token;     // by row of the table of pages
-  // [7, rows]: slot read from (-1 = the zero state), slot written to, second slot or -1, word by which a float16 state
-  // is rounded, row of the table of pages, positions with keys, page * page_size + offset of the new key
+  // [10, rows]: slot read from (-1 = the zero state), slot written to, second slot or -1, word by which a float16 state
+  // is rounded, row of the table of pages, positions with keys, page * page_size + offset of the new key; and in a step
+  // with a ring the three rows of `StateRing`
   const int32_t* integers;
   int64_t integers_stride;
   const int32_t* page_table;  // [any, pages]
@@ -417,6 +432,7 @@ struct DecodeStep {
   int32_t block_count;
   int32_t rows;
   int32_t head_passes;  // whether the head leaves zeros as keys and values of the tokens; never with replay
+  int32_t has_ring;     // whether states may lack inputs, which wait in the rings of the blocks; never with replay
 };
 
 // A head that drafts behind a model. It reads a token together with the model's hidden state of the token before it.
@@ -488,6 +504,7 @@ struct GatedDeltaUpdate {
   const int64_t* target;  // [rows] slot written to; -1 = padding, whose state is not stored
   const int64_t* track;   // [rows] second slot written to, or -1
   const uint32_t* noise;  // [rows] word by which a float16 state is rounded
+  StateRing ring;
   int32_t rows;
 };
 

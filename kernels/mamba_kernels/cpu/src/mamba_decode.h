@@ -3,12 +3,15 @@
 //
 // Work is divided by sequence and by heads of a sequence, never within a sum, so the bits of a row depend neither on
 // the threads nor on the other rows. A state is read once and written once; a tracked state is written to its second
-// slot from the same registers.
+// slot from the same registers. With a ring a state is written by some of its tokens only: see `mamba_replay.h`.
 #pragma once
+#include <cstring>
 #include <type_traits>
 
 #include "convolution.h"
+#include "mamba_replay.h"
 #include "norms.h"
+#include "ring_lanes.h"
 #include "scratch.h"
 
 namespace {
@@ -26,6 +29,7 @@ class MambaDecodeCall {
         shared_(int64_t{mixer_.groups} * mixer_.state_size),
         channels_(inner_ + 2 * shared_),
         convolution_(convolution_of<T>(call, mixer_.conv_bias, channels_)),
+        ring_(call.ring),
         mixed_(scratch),
         y_(scratch + call.rows * channels_) {}
 
@@ -43,6 +47,7 @@ class MambaDecodeCall {
     for_each_chunk(call_.rows * parts, [&](int chunk) {
       const int first = chunk % parts * together;
       const int end = first + together < mixer_.heads ? first + together : mixer_.heads;
+      if (ring_.in_use()) return replay(chunk / parts, first, end);
       for (int head = first; head < end; ++head) update(chunk / parts, head);
     });
     for_each_chunk(call_.rows, [this](int row) {
@@ -60,22 +65,33 @@ class MambaDecodeCall {
            int64_t{head} * mixer_.head_dim * mixer_.state_size;
   }
 
-  // Convolves all channels, rounded to T, and advances the window.
+  // Convolves all channels, rounded to T, and advances the window; leaves the row's input in its lane of the ring.
   void convolve(int row) const {
-    convolution_.move_on(projected(row) + inner_, call_.source[row], call_.target[row], call_.track[row],
-                         mixed_ + row * channels_);
+    float* mixed = mixed_ + row * channels_;
+    convolution_.move_on(projected(row) + inner_, call_.source[row], call_.target[row], call_.track[row], mixed);
+    T* own = ring_.own<T>(row);
+    if (own == nullptr) return;
+    for_each_vector(0, inner_ + shared_, [&](auto kWhole, int64_t i, int count) {
+      store_part<kWhole>(own + i, count, load_part<kWhole>(mixed + i, count));
+    });
+    std::memcpy(own + inner_ + shared_, projected(row) + inner_ + channels_, mixer_.heads * sizeof(T));
   }
+
+  // Computes a token's step size from its raw input.
+  float step(T raw, int head) const {
+    const float step = softplus(load_some(&raw, 1).sum() + mixer_.step_bias[head]);
+    return step < mixer_.step_min ? mixer_.step_min : step > mixer_.step_max ? mixer_.step_max : step;
+  }
+  int group(int head) const { return head / (mixer_.heads / mixer_.groups); }
 
   // Computes h = exp(dt A) h + dt x B and y = C h + D x.
   void update(int row, int head) const {
     const int64_t source = call_.source[row], track = call_.track[row];
     const int N = mixer_.state_size, P = mixer_.head_dim;
     const float* x = mixed_ + row * channels_ + int64_t{head} * P;
-    const float* B = mixed_ + row * channels_ + inner_ + int64_t{head / (mixer_.heads / mixer_.groups)} * N;
+    const float* B = mixed_ + row * channels_ + inner_ + int64_t{group(head)} * N;
     const float* C = B + shared_;
-    T raw = projected(row)[inner_ + channels_ + head];
-    float step = softplus(load_some(&raw, 1).sum() + mixer_.step_bias[head]);
-    step = step < mixer_.step_min ? mixer_.step_min : step > mixer_.step_max ? mixer_.step_max : step;
+    const float step = this->step(projected(row)[inner_ + channels_ + head], head);
     const Lanes decay = Lanes::all(std::exp(step * mixer_.rate[head]));
     const State* before = source < 0 ? nullptr : state(source, head);
     State* after = state(call_.target[row], head);
@@ -92,6 +108,50 @@ class MambaDecodeCall {
       }
     }
     for (int p = 0; p < P; ++p) y[p] += mixer_.skip[head] * x[p];
+  }
+
+  // Computes the same for heads whose states lack the inputs in the row's lane of the ring.
+  void replay(int row, int first, int end) const {
+    static thread_local Scratch kept;
+    const int N = mixer_.state_size, P = mixer_.head_dim, waiting = ring_.waiting(row), count = waiting + 1;
+    const int64_t N_wide = whole_lanes(N), P_wide = whole_lanes(P);
+    float* B = kept.get<float>(count * (N_wide + P_wide + 1));
+    float* inflow = B + count * N_wide;
+    float* decay = inflow + count * P_wide;
+    const FoldedTokens tokens = {count, decay, inflow, P_wide, B, N_wide};
+    const bool writes = ring_.writes(row);
+    const int64_t source = call_.source[row], target = writes ? call_.target[row] : -1, track = call_.track[row];
+    for (int head = first; head < end; ++head) {
+      const int64_t at_x = int64_t{head} * P, at_B = inner_ + int64_t{group(head)} * N;
+      const float* own = mixed_ + row * channels_;
+      const bool same_group = head > first && group(head) == group(head - 1);
+      for (int i = 0; i < count; ++i) {
+        const T* input = i < waiting ? ring_.input<T>(ring_.first(row) + i) : nullptr;
+        const T raw = input == nullptr ? projected(row)[inner_ + channels_ + head] : input[inner_ + shared_ + head];
+        const float step = this->step(raw, head);
+        decay[i] = std::exp(step * mixer_.rate[head]);
+        const auto set = [&](int64_t from, int64_t size, Lanes factor, float* out) {
+          for (int64_t k = 0; k < size; k += kLanes) {
+            const int rest = static_cast<int>(size - k);
+            (factor * (input == nullptr ? load_some(own + from + k, rest) : load_some(input + from + k, rest)))
+                .store(out + k);
+          }
+        };
+        set(at_x, P, Lanes::all(step), inflow + i * P_wide);
+        if (!same_group) set(at_B, N, Lanes::all(1.0f), B + i * N_wide);
+      }
+      const FoldedPlaces<State> places = {source < 0 ? nullptr : state(source, head),
+                                          target < 0 ? nullptr : state(target, head),
+                                          target < 0 || track < 0 ? nullptr : state(track, head),
+                                          static_cast<uint32_t>(at_x * N), call_.noise[row]};
+      float* y = y_ + row * inner_ + at_x;
+      int p = 0;
+      for (; P - p >= kRowsOfState; p += kRowsOfState) {
+        fold_rows<kRowsOfState>(tokens, places, p, N, own + at_B + shared_, y);
+      }
+      for (; p < P; ++p) fold_rows<1>(tokens, places, p, N, own + at_B + shared_, y);
+      for (p = 0; p < P; ++p) y[p] += mixer_.skip[head] * own[at_x + p];
+    }
   }
 
   template <int kRows>
@@ -126,6 +186,7 @@ class MambaDecodeCall {
   const Mixer& mixer_;
   int64_t inner_, shared_, channels_;
   Convolution<T> convolution_;
+  RingLanes ring_;
   float* mixed_;  // [rows, channels] x | B | C after the convolution
   float* y_;      // [rows, inner]
 };

@@ -11,7 +11,9 @@
 namespace {
 
 // Numbers of the rows of `integers`.
-enum Field { kSource, kTarget, kTrack, kNoise, kTableRow, kContextLen, kKeyRow, kSlots = kTrack + 1 };
+enum Field {
+  kSource, kTarget, kTrack, kNoise, kTableRow, kContextLen, kKeyRow, kLane, kWaiting, kWrites, kSlots = kTrack + 1
+};
 
 int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
@@ -161,6 +163,7 @@ class Step {
     product(block.in_proj, mixed_, inner_);
     if (step_.replay == nullptr) {
       name_rows(block, call, inner_, slots_, step_.rows, field(kNoise), 0);
+      if (step_.has_ring != 0) name_lanes(call);
       kernel(&call);
     } else {
       absorb(block, call, kernel);
@@ -190,6 +193,14 @@ class Step {
   template <typename Call>
   static void set_noise(Call& call, const int32_t* noise) {
     call.noise = reinterpret_cast<const uint32_t*>(noise);
+  }
+
+  void name_lanes(ShortConvDecode&) const {}
+  template <typename Call>
+  void name_lanes(Call& call) const {
+    call.ring.lane = field(kLane);
+    call.ring.waiting = field(kWaiting);
+    call.ring.writes = field(kWrites);
   }
 
   // Folds accepted inputs, which wait in the ring, into live slots; the step's own rows overwrite the results.

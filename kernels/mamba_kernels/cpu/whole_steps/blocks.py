@@ -45,11 +45,13 @@ class MambaBlock:
     state: torch.Tensor
     ring: torch.Tensor | None = None
     """[any, outputs of in_proj] raw inputs of drafts; None = there are no drafts."""
+    waiting: torch.Tensor | None = None
+    """`ring` of `MambaDecoder.__call__`: inputs that states lack; None = states lack none."""
 
     def fill(self, call: DecodeBlock) -> None:
         """Write the fields of `call` that do not change from step to step."""
         call.kind, call.in_proj, call.out_proj = MAMBA_BLOCK, self.in_proj.address, self.out_proj.address
-        self.mixer.place(call.mamba, self.window, self.state)
+        self.mixer.place(call.mamba, self.window, self.state, self.waiting)
         call.ring = _ring(self.in_proj, self.ring)
 
 
@@ -66,11 +68,13 @@ class DeltaBlock:
     state: torch.Tensor
     ring: torch.Tensor | None = None
     """Raw inputs of drafts, as `MambaBlock.ring`."""
+    waiting: torch.Tensor | None = None
+    """Inputs that states lack, as `MambaBlock.waiting`."""
 
     def fill(self, call: DecodeBlock) -> None:
         """Write the fields of `call` that do not change from step to step."""
         call.kind, call.in_proj, call.out_proj = DELTA_BLOCK, self.in_proj.address, self.out_proj.address
-        self.mixer.place(call.delta, self.window, self.state)
+        self.mixer.place(call.delta, self.window, self.state, self.waiting)
         call.ring = _ring(self.in_proj, self.ring)
 
 

@@ -68,6 +68,11 @@ class DecodeRows(Protocol):
         """Drafts, which are the last rows, and accepted drafts that live slots lack; None = neither."""
         ...
 
+    @property
+    def ring(self) -> IntArray | None:
+        """Rows of a `RingPlan`, [3, n], for inputs that states lack; None = all states are written."""
+        ...
+
 
 class StepDecoder:
     """Computes whole decode steps of one model in one call of the C++ kernels, and writes its cache.
@@ -116,7 +121,7 @@ class StepDecoder:
         self._blocks = BlockCalls(blocks)
         # The structure of a product describes how the matrix is stored.
         self._embedding = PackedLinear(library, embedding, None)
-        self._integers = np.zeros((7, most_rows), np.int32)
+        self._integers = np.zeros((10, most_rows), np.int32)
         self._places = np.zeros(most_rows, np.int32)
         self._width, self._dtype = embedding.inputs, embedding.dtype
         self._replay, self.head = replay, head
@@ -163,6 +168,9 @@ class StepDecoder:
         step.rows, step.places, step.replay = rows, None, None
         # A step with drafts is read in any case: their hidden states lie in lanes.
         step.head_passes = not head_reads and decodes.replay is None
+        step.has_ring = decodes.ring is not None
+        if decodes.ring is not None:
+            integers[7:] = decodes.ring
         if decodes.replay is not None:
             assert self._replay is not None
             assert drafted is not None

@@ -89,7 +89,10 @@ class GatedDeltaMixer:
             return self.out_proj(self._by_operators(projected, conv, ssm, plans, ring))
         gated = x.new_empty(plans.tokens, self.widths[1])
         cut = plans.decodes
-        if plans.decode is not None:
+        if plans.decode is not None and plans.ring is not None:
+            rows = projected[:cut]
+            self.kernels.decode(rows, conv, ssm, plans.decode, gated[:cut], plans.ring, ring)
+        elif plans.decode is not None:
             decode_rows(
                 self.kernels.decode, projected[:cut], conv, ssm, plans.decode, gated[:cut], plans.replay, ring
             )

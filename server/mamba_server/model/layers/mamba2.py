@@ -78,7 +78,9 @@ class Mamba2Mixer:
         normed = x.new_empty(plans.tokens, self.config.inner)
         decode, prefill = self.kernels
         cut = plans.decodes
-        if plans.decode is not None:
+        if plans.decode is not None and plans.ring is not None:
+            decode(projected[:cut], conv, ssm, plans.decode, normed[:cut], plans.ring, ring)
+        elif plans.decode is not None:
             decode_rows(decode, projected[:cut], conv, ssm, plans.decode, normed[:cut], plans.replay, ring)
         for rows, plan in plans.prefill:
             prefill(projected[rows], conv, ssm, plan, normed[rows])

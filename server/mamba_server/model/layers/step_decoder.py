@@ -157,14 +157,19 @@ def _ring(cache: CacheViews, index: int) -> torch.Tensor | None:
     return None if cache.replay is None else cache.replay.ring[index]
 
 
+def _waiting(cache: CacheViews, index: int) -> torch.Tensor | None:
+    return cache.rings[index] if cache.rings else None
+
+
 def _mamba(norm: RowNorm, mamba: Mamba2Mixer, cache: CacheViews, index: int) -> MambaBlock:
     if mamba.kernels is None:
         raise _NotFusable
     decoder, _ = mamba.kernels
     in_proj, out_proj = _packed_linear(mamba.in_proj), _packed_linear(mamba.out_proj)
     return MambaBlock(
-        norm, in_proj, decoder, out_proj, cache.conv[index], cache.ssm[index], _ring(cache, index)
-    )
+        norm, in_proj, decoder, out_proj, cache.conv[index], cache.ssm[index], _ring(cache, index),
+        _waiting(cache, index),
+    )  # fmt: skip
 
 
 def _delta(norm: RowNorm, delta: GatedDeltaMixer, cache: CacheViews, index: int) -> DeltaBlock:
@@ -172,8 +177,9 @@ def _delta(norm: RowNorm, delta: GatedDeltaMixer, cache: CacheViews, index: int)
         raise _NotFusable
     in_proj, out_proj = _packed_linear(delta.in_proj), _packed_linear(delta.out_proj)
     return DeltaBlock(
-        norm, in_proj, delta.kernels, out_proj, cache.conv[index], cache.ssm[index], _ring(cache, index)
-    )
+        norm, in_proj, delta.kernels, out_proj, cache.conv[index], cache.ssm[index], _ring(cache, index),
+        _waiting(cache, index),
+    )  # fmt: skip
 
 
 def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, index: int) -> AttentionBlock:
