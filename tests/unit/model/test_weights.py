@@ -261,6 +261,12 @@ def test_a_tied_head_is_the_embedding_even_if_the_files_have_a_head_of_their_own
     assert torch.equal(matrix(load(directory).head), embedded(load(directory)))
 
 
+def test_stored_frequencies_of_rotary_positions_are_left_out(checkpoint: Path, copy: Path) -> None:
+    stored = {"backbone.layers.2.mixer.rotary_emb.inv_freq": torch.ones(8)}
+    rewrite(copy, lambda tensors: tensors.update(stored))
+    assert torch.equal(matrix(load(copy).head), matrix(load(checkpoint).head))
+
+
 CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor"}
 QUANTIZED_CACHES = [
     {},

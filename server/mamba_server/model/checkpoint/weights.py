@@ -61,6 +61,8 @@ PREFIXES = ("model.", "backbone.")
 """Prefixes of all names of a checkpoint, which depend on the version of transformers that wrote it."""
 STORED = ("F32", "BF16", "F16", "F64")
 """Types of tensors that need no scale."""
+COMPUTED = (".rotary_emb.inv_freq",)
+"""Endings of tensors that follow from the configuration, which older programs stored as well."""
 MAX_COPIED_BYTES = 32 << 10
 """Size up to which tensors are copied out of the mapping: norms, biases, convolutions."""
 
@@ -254,7 +256,7 @@ class Weights:
         """
         scales = scale_endings(entry.dtype for entry in self._entries.values())
         # Weights of a checkpoint may be ordinary beside a quantized cache.
-        scales += OF_ACTIVATIONS if self._matrices else OF_CACHES
+        scales += COMPUTED + (OF_ACTIVATIONS if self._matrices else OF_CACHES)
         shapes = shapes_of(self._matrices.values())
         for name, entry in self._entries.items():
             if name in self._names_read or name.startswith(unused) or name.endswith(scales) or name in shapes:

@@ -117,9 +117,7 @@ class Mamba2Mixer:
                 mixed = operators.conv1d_prefill(inputs[rows], self.conv_weight, self.conv_bias, conv, plan)
                 operators.ssd_prefill(ssm, self._scan_inputs(mixed, dt[rows]), plan, y[rows])
         norm = gated_norm_by_row if self.batch_invariant else operators.gated_norm
-        return norm(
-            y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups, norm_first=self.norm_first
-        )
+        return norm(y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups, self.norm_first)
 
     def absorb(self, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, replay: ReplayPlan) -> None:
         """Compute the inputs of accepted drafts that `ring` holds into the live slots, outside a step."""
