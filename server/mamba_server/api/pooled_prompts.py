@@ -96,10 +96,10 @@ class PooledPrompts:
             usage["engine_cost"] = responses.cost_body(cost, tokens, 0, cached, prices)
         vendor = None
         if explains:
-            asked = RequestedExplanation.of(
+            explanation = RequestedExplanation.of(
                 text.tokenizer, adds, answer_id, context, serving.explanations, serving.keys
             )
-            vendor = asked.vendor_body(active.explanations)
+            vendor = explanation.vendor_body(active.explanations)
         return PooledAnswer(model.name, usage, vendor)
 
     def _adds(
