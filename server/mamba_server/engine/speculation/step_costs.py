@@ -26,6 +26,8 @@ class StepCosts:
         """Times of the last steps with drafts, in steps without drafts that came before them, and 1 at least:
         where the machine has become slower meanwhile, drafts have not become dearer."""
         self._refusals: dict[Size, int] = {}
+        self._warm: set[Size] = set()
+        """Sizes of which a step with drafts has run: the first one takes longer, as its code is cold."""
 
     def observe(self, decodes: int, drafts: int, seconds: float, turns: int = 0) -> None:
         """Record that a step without prompts took `seconds`."""
@@ -36,7 +38,9 @@ class StepCosts:
                 last = self._plain[size[0]] = deque(maxlen=KEPT)
             last.append(seconds)
         elif last is not None:
-            self._ratios.setdefault(size, deque(maxlen=KEPT)).append(max(1.0, seconds / _typical(last)))
+            if size in self._warm:
+                self._ratios.setdefault(size, deque(maxlen=KEPT)).append(max(1.0, seconds / _typical(last)))
+            self._warm.add(size)
             self._refusals.pop(size, None)
 
     def knows(self, decodes: int) -> bool:
