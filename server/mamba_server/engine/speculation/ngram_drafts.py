@@ -111,8 +111,6 @@ class NgramDrafts:
             proposed = self._worthwhile(decodes, proposed, forced)
         for index in proposed:
             record_of(decodes[index]).origin = "form" if index in forced else "ngram"
-        if not proposed:
-            self._losses.spent(TIME_OF_SEARCH)
         self._promising = self._always or bool(proposed) or self._promises(decodes, {})
         return proposed
 
@@ -232,6 +230,8 @@ class NgramDrafts:
                 if gain > best and (forced or self._affords(len(decodes), count * drafts)):
                     best, kept = gain, (count, drafts)
         self._best, (count, drafts) = best, kept
+        if not count:
+            self._losses.spent(TIME_OF_SEARCH)
         if ranked and not count:
             self.costs.refuse(len(decodes), self.most)
         return {index: proposed[index][:drafts] for index in ranked[:count]}
