@@ -84,7 +84,7 @@ def test_where_drafts_fail_they_are_left_out_and_cost_next_to_nothing(
 ) -> None:
     seconds, _ = simulate(NgramDrafts(7, 4), answer, row_cost)
 
-    assert seconds <= 300 / 0.94
+    assert seconds <= 300 / 0.98
 
 
 def test_drafts_are_left_out_where_a_row_costs_as_much_as_a_step() -> None:
@@ -111,7 +111,8 @@ def test_without_a_choice_every_find_is_proposed() -> None:
 def test_an_expensive_size_is_measured_again_after_a_while() -> None:
     costs = StepCosts()
     costs.observe(1, 0, 1.0)
-    costs.observe(1, 4, 9.0)
+    for _ in range(2):
+        costs.observe(1, 4, 9.0)
     assert costs.ratio(1, 4) == 9.0
     for _ in range(FORGOTTEN_AFTER):
         costs.refuse(1, 4)

@@ -6,21 +6,23 @@ HEAD_FADING = 0.97
 """The same for drafts of the model's head, which are right by chance rather than by stretches of text."""
 HEAD_PAUSE = 8
 """Least number of tokens between two trials of the head."""
-PRIOR = 2.0
-"""Number of tokens for which the share of all sequences counts in the share of a new one."""
+PRIOR, HEAD_PRIOR = 2.0, 8.0
+"""Numbers of tokens for which the share of all sequences counts in that of a new one: copying is a matter of
+the sequence, and how often a head is right hardly one."""
 
 
 class DraftShare:
     """Estimates how likely the next drafted token of one kind is right, from the recent drafts.
 
-    Each new draft multiplies the weight of the older ones by `fading`.
+    Each new draft multiplies the weight of the older ones by `fading`. What is expected beforehand counts as
+    `prior_tokens` tokens.
     """
 
-    __slots__ = ("_accepted", "_checked", "_fading")
+    __slots__ = ("_accepted", "_checked", "_fading", "_prior_tokens")
 
-    def __init__(self, fading: float = DRAFT_FADING) -> None:
+    def __init__(self, fading: float = DRAFT_FADING, prior_tokens: float = PRIOR) -> None:
         self._accepted = self._checked = 0.0
-        self._fading = fading
+        self._fading, self._prior_tokens = fading, prior_tokens
 
     def observe(self, accepted: int, drafted: int) -> None:
         """Record a draft of which `accepted` tokens were right, and then one was wrong or none was left."""
@@ -32,7 +34,7 @@ class DraftShare:
 
         `prior` is the probability over all sequences.
         """
-        return (self._accepted + PRIOR * prior) / (self._checked + PRIOR)
+        return (self._accepted + self._prior_tokens * prior) / (self._checked + self._prior_tokens)
 
     def expected(self, drafts: int, prior: float) -> float:
         """Return how many of the next `drafts` tokens are expected to be right.
@@ -51,7 +53,8 @@ class DraftRecord(DraftShare):
     """
 
     __slots__ = (
-        "foreseen", "head", "head_pause", "hits", "next_head_trial", "next_trial", "origin", "pause",
+        "foreseen", "head", "head_pause", "hits", "hurries", "is_doubted", "next_head_trial", "next_trial",
+        "origin", "pause",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -59,13 +62,17 @@ class DraftRecord(DraftShare):
         self.origin = "ngram"
         """Kind of its last draft: ngram, form (tokens that the form of the answer leaves no choice about) or
         mtp."""
-        self.hits = 1.0
-        """Share of the last look-ups that found something."""
+        self.hits = 0.0
+        """Share of the last look-ups that found something, from the first search on that shows a copy."""
+        self.is_doubted = False
+        """Whether nothing of its last draft was right, so that only a long copy promises more."""
+        self.hurries = False
+        """Whether the next trial comes early, because the last one saw what may begin a copy."""
         self.next_trial = 0
         """Number of known tokens from which on there is another trial."""
         self.pause = 1
         """Tokens between two trials."""
-        self.head = DraftShare(HEAD_FADING)
+        self.head = DraftShare(HEAD_FADING, HEAD_PRIOR)
         """Share of the drafts of the model's head."""
         self.foreseen: tuple[int, int] | None = None
         """Number of known tokens, and the one that the head foresees next, on trial; None = no trial."""

@@ -12,6 +12,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.head_drafts import KIND, HeadDrafts
 from mamba_server.engine.speculation.ngram_drafts import (
     CROWD,
+    FEWEST,
     KINDS,
     LEAST_GAIN,
     PLAIN_EVERY,
@@ -19,14 +20,12 @@ from mamba_server.engine.speculation.ngram_drafts import (
     record_of,
 )
 
-FEWEST = 2
-"""Number of drafts that is compared with more of them, and with one."""
 TIME_OF_TRIAL = 0.5
 """Time of a trial, in steps: what a head costs that has a layer of the model's size, and code that rarely
 runs."""
 TIME_OF_READING = 0.1
 """Time by which a step takes longer in which the head reads, in steps."""
-READS_BEHIND_RIGHT = 16
+READS_BEHIND_RIGHT = 12
 """Steps in which the head reads behind a token that it foresaw rightly. It reads prompts in any case."""
 LONGEST_HEAD_PAUSE = 256
 """Most tokens of a sequence between two trials of the head."""
@@ -56,10 +55,13 @@ class AutoDrafts(NgramDrafts):
         return self._reads and self._step + self.rest.lasted < self._reads_until
 
     def _steps_ended(self, count: int) -> None:
+        if self._reads and not self._turns:
+            # The time of a step with the head's drafts includes that of reading.
+            self._losses.spent(TIME_OF_READING * min(count, self._reads_until - self._step))
         super()._steps_ended(count)
-        if self._reads:
-            self._losses.spent(TIME_OF_READING * min(count, READS_BEHIND_RIGHT))
-        self._reads = self._step < self._reads_until and not self._losses.is_reached
+        # The source may rest until then, so that all of it has to be affordable.
+        self._reads_until = min(self._reads_until, self._step + self._losses.steps_of(TIME_OF_READING))
+        self._reads = self._step < self._reads_until
 
     def _looked_for(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the drafts that are expected to save the most time, by the index of the decode."""
@@ -69,7 +71,7 @@ class AutoDrafts(NgramDrafts):
             return look_ups
         may_draft = self._reads and self.costs.knows(len(decodes))
         gainful = self._chosen(decodes, self._best if look_ups else LEAST_GAIN) if may_draft else {}
-        is_early = self._step < self._next_trial_step or self._losses.steps_until(TIME_OF_TRIAL) > 0
+        is_early = self._step < self._next_trial_step or not self._losses.affords(TIME_OF_TRIAL)
         trial = None if gainful or look_ups or is_early else self._on_trial(decodes)
         if not gainful and trial is None:
             return look_ups
@@ -147,7 +149,8 @@ class AutoDrafts(NgramDrafts):
                     # Powers of two and the whole are close enough, and looked at in no time.
                     continue
                 ratio = self.costs.ratio(len(decodes), count * drafts, drafts)
-                if (gain := (1.0 + expected / len(decodes)) / ratio) > best:
+                gain = (1.0 + expected / len(decodes)) / ratio
+                if gain > best and self._losses.affords(ratio - 1.0):
                     best, kept = gain, (count, drafts)
         count, drafts = kept
         if not count:

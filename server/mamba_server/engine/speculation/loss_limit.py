@@ -1,20 +1,18 @@
-"""`LossLimit`: bounds the time that drafts lose, whatever they promise, and that of looking for them. Pure.
+"""`LossLimit`: bounds the time that drafts lose, whatever they promise. Pure.
 
-A source of drafts that may leave them out asks it before it proposes any, and tells it what each step with
-drafts has cost and yielded, and what it did to find out whether drafts would pay. Times are in steps without
-drafts, from measured quartiles, so that one step that another process has interrupted counts as any other.
+A source of drafts that may leave them out asks it before it spends time on drafts, on reading by a head, or
+on finding out whether either would pay, and tells it what came of it. So what an answer loses is bounded by
+construction: `CREDIT` when it begins, `SPENT_A_STEP` for each of its steps, and at most `CREDIT` more where
+text of the answer itself promised a gain. Times are in steps without drafts, from measured quartiles, so that
+one step that another process has interrupted counts as any other.
 """
 
 import math
 
 SPENT_A_STEP = 0.003
 """Part of a step that drafts may lose for each step of the engine."""
-CREDIT, MOST_CREDIT = 3.0, 8.0
-"""Steps that drafts may lose at the start, when nothing is known of them, and after they have gained."""
-CREDIT_FADING = 0.2
-"""Credit beyond `CREDIT` that is lost with each step, so that gains of long ago pay for nothing."""
-RESUMED = 0.5
-"""Steps that may be lost again before drafts return which had used up the credit."""
+CREDIT, MOST_CREDIT = 2.0, 8.0
+"""Steps that drafts may lose at the start of an answer, and after they have gained in it."""
 SEEN = 0.5
 """Part of the gain that a look-up would have had which counts as if it had been drafted."""
 
@@ -23,47 +21,52 @@ class LossLimit:
     """Bounds the time that one engine loses by drafts that turn out wrong, in steps without drafts.
 
     Each step adds a little to what drafts may lose, up to `CREDIT`, and each gain what it has saved, up to
-    `MOST_CREDIT`.
+    `MOST_CREDIT`. With the next answer, what exceeds `CREDIT` is lost: no answer pays with gains of another.
     """
 
     def __init__(self) -> None:
         self._left = CREDIT
-        self._is_reached = False
+        self._lent = 0.0
+        """Steps that promises have added and no gain has paid back yet."""
 
-    @property
-    def is_reached(self) -> bool:
-        """Whether drafts have lost all that they may, and nothing shows yet that they would gain."""
-        return self._is_reached
+    def affords(self, time: float) -> bool:
+        """Return whether drafts may lose `time`, in steps without drafts."""
+        return self._left >= time
 
-    def steps_ended(self, count: int) -> None:
-        """Record the end of `count` steps, with or without drafts."""
-        if self._left > CREDIT:
-            self._left = max(CREDIT, self._left - CREDIT_FADING * count)
-        else:
-            self._add(min(SPENT_A_STEP * count, CREDIT - self._left))
-
-    def spent(self, time: float) -> None:
-        """Record what it took to learn whether drafts would pay."""
-        self._add(-time)
+    def steps_of(self, time: float) -> int:
+        """Return the number of next steps each of which may lose `time`."""
+        return max(0, int(self._left / time))
 
     def steps_until(self, time: float) -> int:
         """Return the number of steps after which drafts may lose that much, if they lose nothing before."""
         return max(0, math.ceil((time - self._left) / SPENT_A_STEP))
+
+    def answer_began(self) -> None:
+        """Record that an answer began that had no drafts yet."""
+        self._left, self._lent = min(self._left, CREDIT), 0.0
+
+    def steps_ended(self, count: int) -> None:
+        """Record the end of `count` steps, with or without drafts."""
+        self._left = max(self._left, min(self._left + SPENT_A_STEP * count, CREDIT))
+
+    def spent(self, time: float) -> None:
+        """Record what it took to learn whether drafts would pay, or to return to steps without them."""
+        self._left -= time
 
     def drafted(self, tokens: float, time: float) -> None:
         """Record a step with drafts.
 
         `tokens` is what it yielded for a sequence, and `time` its duration in steps without drafts.
         """
-        self._add(tokens - time)
+        gain = tokens - time
+        self._left = min(self._left + gain, MOST_CREDIT)
+        self._lent = max(0.0, self._lent - max(gain, 0.0))
 
     def foreseen(self, tokens: float, time: float) -> None:
         """Record a draft that was compared with the answer without being computed.
 
         It would have yielded `tokens` tokens in `time`, in steps without drafts.
         """
-        self._add(SEEN * max(tokens - time, 0.0))
-
-    def _add(self, steps: float) -> None:
-        self._left = min(self._left + steps, MOST_CREDIT)
-        self._is_reached = self._left < (RESUMED if self._is_reached else 0.0)
+        lent = min(SEEN * max(tokens - time, 0.0), CREDIT - self._lent, MOST_CREDIT - self._left)
+        self._left += lent
+        self._lent += lent

@@ -21,17 +21,24 @@ from mamba_server.engine.speculation.step_costs import StepCosts
 
 KINDS: tuple[str, ...] = ("ngram", "form")
 """Origins of drafts: a look-up, or the form of the answer, which leaves no choice."""
+FEWEST = 2
+"""Number of drafts that is compared with more of them."""
 LEAST_GAIN = 1.05
 """Least expected tokens per time, as a multiple of a step without drafts."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 4, 64
 """Tokens between two trials of a sequence whose look-ups are right, and most between those that are not."""
+FIRST_TRIAL = SHORTEST + FEWEST
+"""Tokens of a sequence before its first trial: as many as a copy needs to show that it is one."""
 FIRST_PAUSE = 16
-"""Most tokens before the first trial of a sequence, where those of the last sequences found nothing right."""
+"""Half the most tokens between the first trials of a sequence, where those of the last ones found no copy."""
 CROWD = 4
 """Number of decodes, in sequences that may have drafts, beyond which none is looked for: such a step has many
 rows without drafts, and looking at each sequence would take time."""
 SHORTEST_REST, LONGEST_REST = 4, 64
 """Least and most steps without drafts before another look, while the sequences stay the same."""
+TIME_OF_SEARCH, TIME_OF_ABSORBING = 0.1, 0.3
+"""Time of a look-up that finds nothing, and of absorbing accepted drafts in a step without drafts, in steps
+of the shipped model, which are the shortest there are."""
 PLAIN_EVERY = 64
 """Number of steps with drafts after which one is left without, so that its time is known."""
 
@@ -54,8 +61,8 @@ class NgramDrafts:
         self.rest = Rest()
         self._step = 0
         """Number of the step that asks for drafts."""
-        self._first_pause = 1
-        """Tokens before the first trial of a new sequence."""
+        self._first_pause = SHORTEST_PAUSE
+        """Half the tokens between the first two trials of a new sequence."""
         self._drafted_steps = 0
         self._accepted = 0
         """Drafts of the step that is being committed which were right."""
@@ -112,6 +119,7 @@ class NgramDrafts:
         record = record_of(sequence)
         if record.origin == "ngram":
             record.next_trial = sequence.known_tokens + SHORTEST_PAUSE
+            record.is_doubted = not accepted
             record.observe(accepted, drafted)
             self._share.observe(accepted, drafted)
         self._counts.checked(record.origin, drafted, accepted)
@@ -124,8 +132,11 @@ class NgramDrafts:
         self._counts.step_ended(schedule)
         if decodes and not schedule.pieces:
             turns = self._turns_of_head if rows else 0
-            if seconds:
+            absorbs = bool(schedule.absorbed) and not rows
+            if seconds and not absorbs:
                 self.costs.observe(decodes, rows, seconds, turns)
+            if absorbs:
+                self._losses.spent(TIME_OF_ABSORBING)
             if rows:
                 # Each row and turn is worth a step at most, however long an interrupted step took.
                 time = min(self.costs.ratio(decodes, rows, turns), 1.0 + rows + turns)
@@ -169,7 +180,11 @@ class NgramDrafts:
         if gain <= LEAST_GAIN and expected >= len(decodes):
             self.costs.refuse(len(decodes), len(best) * self.most)
         # What a form leaves no choice about is right, whatever other drafts have lost.
-        return gain > LEAST_GAIN and (bool(forced) or not self._losses.is_reached)
+        return gain > LEAST_GAIN and (bool(forced) or self._affords(len(decodes), min(FEWEST, self.most)))
+
+    def _affords(self, decodes: int, rows: int) -> bool:
+        """Return whether a step of `decodes` sequences may have that many drafts, all of them wrong."""
+        return self._losses.affords(self.costs.ratio(decodes, rows) - 1.0)
 
     def _forced(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the tokens that the form of an answer leaves no choice about, by the index of the decode."""
@@ -207,14 +222,16 @@ class NgramDrafts:
 
         ranked = sorted(proposed, key=lambda index: -expected_of(index, self.most))
         best, kept = LEAST_GAIN, (0, 0)
-        for drafts in {self.most, -(-self.most // 2), min(2, self.most)}:
+        for drafts in {self.most, -(-self.most // 2), min(FEWEST, self.most)}:
             expected = 0.0
             for count, index in enumerate(ranked, 1):
                 expected += expected_of(index, drafts)
                 gain = self._gain(len(decodes), count * drafts, expected)
-                if gain > best:
+                if gain > best and (forced or self._affords(len(decodes), count * drafts)):
                     best, kept = gain, (count, drafts)
         self._best, (count, drafts) = best, kept
+        if not count:
+            self._losses.spent(TIME_OF_SEARCH)
         if ranked and not count:
             self.costs.refuse(len(decodes), self.most)
         return {index: proposed[index][:drafts] for index in ranked[:count]}
@@ -243,7 +260,8 @@ class NgramDrafts:
             record = record_of(sequence)
             if not record.next_trial:
                 record.pause = self._first_pause
-                record.next_trial = sequence.known_tokens + self._first_pause - 1
+                record.next_trial = sequence.known_tokens + FIRST_TRIAL - 1
+                self._losses.answer_began()
             if sequence.known_tokens >= record.next_trial and looks < self._rows:
                 looks += 1
                 self._compare(sequence, record)
@@ -251,16 +269,21 @@ class NgramDrafts:
     def _compare(self, sequence: Sequence, record: DraftRecord) -> None:
         shared = shared_tokens(sequence.known_token_ids())
         right = min(max(shared - SHORTEST, 0), self.most)
-        record.looked_up(hit=shared > 0)
-        if right:
+        time = self.costs.ratio(1, self.most)
+        # A beginning that occurred before is often no copy: what it shares has to be worth a draft.
+        least = self.most if record.is_doubted else FEWEST
+        is_copy = right >= least and 1.0 + right > LEAST_GAIN * time
+        if is_copy:
+            record.hits = 1.0
             record.observe(right, self.most)
-            self._losses.foreseen(1.0 + right, self.costs.ratio(1, self.most))
-            self._first_pause = 1
-        elif record.pause == FIRST_PAUSE // 2:
+            self._losses.foreseen(1.0 + right, time)
+            self._first_pause = SHORTEST_PAUSE
+        elif record.pause == self._first_pause:
             self._first_pause = min(2 * self._first_pause, FIRST_PAUSE)
-        record.pause = SHORTEST_PAUSE if right else min(2 * record.pause, LONGEST_PAUSE)
-        # What may be the beginning of a copy shows soon whether it is one.
-        pause = SHORTEST_PAUSE if shared else record.pause
+        record.pause = SHORTEST_PAUSE if is_copy else min(2 * record.pause, LONGEST_PAUSE)
+        # What may be the beginning of a copy shows soon whether it is one, but once.
+        record.hurries = shared > 0 and not record.hurries
+        pause = SHORTEST_PAUSE if record.hurries else record.pause
         record.next_trial = sequence.known_tokens + pause
 
 

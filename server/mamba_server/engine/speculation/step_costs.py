@@ -26,6 +26,9 @@ class StepCosts:
         """Times of the last steps with drafts, in steps without drafts that came before them, and 1 at least:
         where the machine has become slower meanwhile, drafts have not become dearer."""
         self._refusals: dict[Size, int] = {}
+        self._runs: dict[Size, int] = {}
+        """Number of measured steps with drafts of a size. The code of the first one is cold, so that half of
+        what it takes longer counts until the second."""
 
     def observe(self, decodes: int, drafts: int, seconds: float, turns: int = 0) -> None:
         """Record that a step without prompts took `seconds`."""
@@ -36,7 +39,12 @@ class StepCosts:
                 last = self._plain[size[0]] = deque(maxlen=KEPT)
             last.append(seconds)
         elif last is not None:
-            self._ratios.setdefault(size, deque(maxlen=KEPT)).append(max(1.0, seconds / _typical(last)))
+            ratios = self._ratios.setdefault(size, deque(maxlen=KEPT))
+            ratio = max(1.0, seconds / _typical(last))
+            runs = self._runs[size] = self._runs.get(size, 0) + 1
+            if runs == 2:
+                ratios.clear()
+            ratios.append(ratio if runs > 1 else (1.0 + ratio) / 2)
             self._refusals.pop(size, None)
 
     def knows(self, decodes: int) -> bool:
