@@ -16,11 +16,13 @@ import pytest
 
 from covering import covering
 from engines import run
+from eventually import PATIENCE
 from gate_cases import LARGE, STRATEGIES, Case
 from hand_over_requests import Answers, assert_same_bits, handed, prompts_of, warm_up
 from joined_engines import Joined, joined, with_source
 from mamba_api.choices import FP8_PAGES
 from mamba_server.cache.arena import AllocationSite
+from mamba_server.engine.transfers import start
 from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
@@ -108,6 +110,12 @@ class Models:
             engine = case.boot(self.path(name), kv_cache_dtype=pages, **settings_of(name))
             self._answers[name, pages] = run(engine, prompts_of(1))
         return self._answers[name, pages]
+
+
+@pytest.fixture(autouse=True)
+def patient_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a message that gives an export up take as long as the test waits: no lease ends here."""
+    monkeypatch.setattr(start, "TELL_SECONDS", PATIENCE)
 
 
 @pytest.fixture(scope="module")
