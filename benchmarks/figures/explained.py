@@ -1,7 +1,7 @@
 """`EXPLAINED`: the figures of the explanations, line by line."""
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.figures.figure import Figures, Value, at
@@ -18,7 +18,7 @@ TRANSFER = "docs/explanation/transfer.md"
 SMALL_ENGINE, LARGE_ENGINE = "2026-11-21-cache-real-engine-tiny", "2026-11-21-cache-real-engine-350m"
 HIT_RATE = "2026-11-24-cache-hit-rate"
 MODELS = "2026-11-28-speculation-cpu"
-DRAFTS = "2026-11-29-speculation-turns"
+DRAFTS = tuple(f"2026-11-30-speculation-turns{run}" for run in ("", "-run-2", "-run-3"))
 HEADS = "2026-11-29-own-head-cpu"
 ROUTED = "2026-11-24-routing-waiting"
 REAL_ENGINE = "python -m benchmarks.cache.real_engine"
@@ -122,10 +122,18 @@ def steps(workload: str) -> tuple[Value, ...]:
 
 
 def turns(workload: str) -> tuple[Value, ...]:
-    """Return the rates of a second engine without drafts, of look-ups and of `auto`, to that without."""
+    """Return the rates of a second engine without drafts, of look-ups and of `auto`, to those without.
+
+    Engines of the same setting count together, and so do several runs.
+    """
 
     def seconds(way: str) -> Value:
-        return lambda documents: sum(work for work, _ in documents[0]["workloads"][workload][way])
+        return lambda documents: fmean(
+            sum(work for work, _ in rounds)
+            for document in documents
+            for name, rounds in document["workloads"][workload].items()
+            if name.startswith(way)
+        )
 
     return tuple(ratio(seconds("off"), seconds(way)) for way in ("off again", "ngram", "auto"))
 
@@ -250,7 +258,7 @@ EXPLAINED = (
              cell("ttft_mean", workload="documents", knowledge="resumable", seed=0))),
     *(Figures(SPECULATION, begin, "python -m benchmarks.speculation --model DIR", (MODELS,), steps(workload))
       for begin, workload in _ANSWERS),
-    *(Figures(SPECULATION, f"shipped model: {begin}", "python -m benchmarks.speculation", (DRAFTS,),
+    *(Figures(SPECULATION, f"shipped model: {begin}", "python -m benchmarks.speculation", DRAFTS,
               turns(workload)) for begin, workload in _ANSWERS),
     *(Figures(SPECULATION, f"263 million: {begin}", "python -m benchmarks.speculation --model DIR",
               ("2026-11-29-speculation-263m",), turns(workload)) for begin, workload in _ANSWERS),
@@ -265,7 +273,7 @@ EXPLAINED = (
       for slabs, pages in ((120, 547), (200, 547), (700, 62))),
     Figures("docs/explanation/tiers.md", "`python -m benchmarks.tier_store`",
             "python -m benchmarks.tier_store", ("2026-11-28-tier-store",), (plain_over_verified,)),
-    *(Figures(TRANSFER, begin, "python -m benchmarks.transfer", ("2026-11-29-transfer",), bundles(key))
+    *(Figures(TRANSFER, begin, "python -m benchmarks.transfer", ("2026-11-30-transfer",), bundles(key))
       for begin, key in (("processor time of both sides", "bundle_cpu_ratio"),
                          ("processor time of the same, by Python", "python_cpu_ratio"),
                          ("throughput of a bundle", "bundle_median_ratio"),
