@@ -28,7 +28,7 @@ ROUTED = (
 HOLDOUTS = "2026-11-25-fleet-holdouts"
 IN_TIME = 0.95
 """Share of the requests that are in time in an hour that counts."""
-LLAMA, INT8, LLAMA_INT8 = "llama.cpp", "int8", "llama.cpp int8"
+LLAMA, INT8, LLAMA_INT8, LLAMA_INT4 = "llama.cpp", "int8", "llama.cpp int8", "llama.cpp int4"
 SMALL, LARGE, STREAM = "whole answer, 8 connections", "whole answer, 64 connections", "stream of 64 tokens"
 
 
@@ -144,6 +144,11 @@ PERFORMANCE_FIGURES = (
     Figures(PERFORMANCE, "a 1B hybrid there", KERNELS, ("2026-11-25-engine-cpu-avx2",),
             tuple(value for way in ("C++", LLAMA)
                   for value in (*rates(way, 1, 8, part=_M1B), step("prefill 512", way, *_M1B)))),
+    *(Figures(PERFORMANCE, begin, KERNELS, (f"2026-11-30-engine-cpu-int4{size}",),
+              tuple(value for way in ("int4", LLAMA_INT4)
+                    for value in (*rates(way, 1, 8), step("prefill 512", way))))
+      for begin, size in (("the 263M hybrid with int4 matrices", ""),
+                          ("the 1B hybrid with int4 matrices", "-1b"))),
     Figures(PERFORMANCE, "a 288M Granite 4 hybrid", KERNELS, (GRANITE,), _BESIDE_TRANSFORMERS),
     Figures(PERFORMANCE, "twelve layers of Granite 4 Tiny", KERNELS, (EXPERTS,), _BESIDE_TRANSFORMERS),
     *(Figures(PERFORMANCE, begin, OVER_HTTP, (source,),
