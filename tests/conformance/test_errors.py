@@ -251,7 +251,7 @@ def test_a_chunked_body_over_the_limit_is_refused(api: ApiProcess) -> None:
         ("GET", "/v1", 404, "not_found"),
         ("GET", "/v1/models/", 404, "model_not_found"),
         ("GET", "/v1/models/other/model", 404, "model_not_found"),
-        ("POST", "/v1/rerank", 404, "not_found"),
+        ("POST", "/v1/audio/speech", 404, "not_found"),
         ("POST", "/v1/completions/", 404, "not_found"),
         ("GET", "/admin/plan", 404, "not_found"),
         ("GET", "/%2e%2e/etc/passwd", 404, "not_found"),

@@ -8,6 +8,7 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1.schema import CUSTOM_KINDS, all_crds_yaml
+from matrix_size import LARGE
 from operator_objects import nano_config
 from operator_process import running_operator
 from testcluster.build import ensure
@@ -46,6 +47,7 @@ def with_images(control_plane: ControlPlane) -> Iterator[ControlPlane]:
         yield plane
 
 
+@pytest.mark.skipif(not LARGE, reason="a second control plane: MAMBASERVE_GATES=large")
 @pytest.mark.timeout(600)
 def test_the_volume_of_an_image_is_stored_as_the_operator_writes_it(
     with_images: ControlPlane, tmp_path: Path

@@ -49,7 +49,7 @@ async def serve(life: Life, **spec: Any) -> None:
     [
         ({"memory": {}}, "Planned", "DeviceMemoryUnknown", "set spec.memory.deviceMemory"),
         ({"model": {"uri": "hf://org/model", "config": unserved_config()}},
-         "Ready", "ModelNotServed", "cannot serve falcon_h1 models"),
+         "Ready", "ModelNotServed", "cannot serve mixers with the activation gelu"),
     ],
 )  # fmt: skip
 async def test_what_is_not_known_or_not_there_yet_is_named(

@@ -29,8 +29,8 @@ OF_POOL_PODS = (
 SCALING = ("minReplicas", "maxReplicas", "scaleDownDelay")
 TARGETS = {"prefill": "ttftTarget", "decode": "tpotTarget"}
 OF_PODS = (
-    "model.tokenSecretRef", "model.secretRef", "model.cache", "engine.image", "resources.gpuResource",
-    "resources.cpu",
+    "model.tokenSecretRef", "model.secretRef", "model.imageVolume", "model.cache", "engine.image",
+    "resources.gpuResource", "resources.cpu",
     "resources.memory", "stateCache.disk.storageClassName", "stateCache.disk.claimName",
     "scheduling.nodeSelector", "scheduling.tolerations", "scheduling.affinity",
     "scheduling.priorityClassName", "scheduling.runtimeClassName", "gateway.image", "gateway.replicas",

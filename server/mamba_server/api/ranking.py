@@ -3,12 +3,14 @@
 The vectors are those of `/v1/embeddings`, of length 1.
 """
 
+import array
+import math
+import sys
 import time
 import uuid
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
@@ -62,15 +64,37 @@ class RankingEndpoints:
     ) -> tuple[list[float], PooledAnswer]:
         """Return the cosine of each pair, between -1 and 1, and the end of the answer. Raises ApiError."""
         texts = comparison.texts
-        vectors: dict[int, NDArray[np.float32]] = {}
+        vectors: dict[int, _Vector] = {}
 
         def take(place: int, numbers: bytes) -> None:
-            vector = np.frombuffer(numbers, "<f4")
-            length = np.linalg.norm(vector.astype(np.float64))
-            if not np.isfinite(length):
-                raise InternalError("the model computed a vector with infinite numbers")
-            vectors[place] = (vector / (length or 1)).astype(np.float32)
+            vectors[place] = _Vector.of(numbers)
 
         answer = await self._prompts.compute(body, texts, answer_id, context, take)
-        cosines = (float(vectors[one] @ vectors[other]) for one, other in comparison.pairs)
-        return [min(1.0, max(-1.0, cosine)) for cosine in cosines], answer
+        return [vectors[one].cosine(vectors[other]) for one, other in comparison.pairs], answer
+
+
+class _Vector(NamedTuple):
+    """A vector of a text. numpy would stay in the memory of this process for these few operations."""
+
+    numbers: tuple[float, ...]
+    length: float
+
+    @classmethod
+    def of(cls, raw: bytes) -> "_Vector":
+        """Return the vector of float32 numbers, little-endian. Raises InternalError if any is infinite."""
+        numbers = array.array("f", raw)
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        length = math.hypot(*numbers)
+        if not math.isfinite(length):
+            raise InternalError("the model computed a vector with infinite numbers")
+        return cls(tuple(numbers), length)
+
+    def cosine(self, other: "_Vector") -> float:
+        """Return the cosine of the angle between two vectors; 0 if one of them has no length."""
+        if not self.length or not other.length:
+            return 0.0
+        # By the law of cosines: the distance is computed without a loop in Python.
+        apart = math.dist(self.numbers, other.numbers)
+        product = (self.length**2 + other.length**2 - apart**2) / (2 * self.length * other.length)
+        return min(1.0, max(-1.0, product))

@@ -243,7 +243,7 @@ async def test_other_routes_get_the_404_envelope_and_admin_is_never_relayed(engi
     for method, path in (
         ("POST", "/admin/drain"),
         ("GET", "/v1"),
-        ("POST", "/v1/rerank"),
+        ("POST", "/v1/audio/speech"),
         ("GET", "/docs/nothing"),
     ):
         async with client.request(method, through.url + path, json={}) as refused:

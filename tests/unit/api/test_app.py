@@ -75,7 +75,7 @@ async def test_the_key_is_asked_for_where_it_is_needed(document: dict[str, Any],
     for found, needed in ((document, None), (with_keys, [{"bearer": []}])):
         for path, operations in found["paths"].items():
             for operation in operations.values():
-                guarded = path.startswith("/v1/") or path in ("/tokenize", "/detokenize")
+                guarded = path.startswith(("/v1/", "/v2/")) or path in ("/tokenize", "/detokenize")
                 assert operation.get("security") == (needed if guarded else None)
 
 

@@ -39,6 +39,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("engine.env[].valueFrom", {"engine": {"env": [{"name": "A", "valueFrom": {}}]}}, "A: valueFrom"),
     ("model.tokenSecretRef", {"model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "s"}}}, "cluster"),
     ("model.secretRef", {"model": {"uri": "s3://bucket/a", "secretRef": {"name": "s"}}}, "cluster"),
+    ("model.imageVolume", {"model": {"uri": "oci://r.example/a:v1", "imageVolume": {}}}, "only in a cluster"),
     ("model.cache", {"model": {"uri": "hf://a/b", "cache": {"size": "1Gi"}}}, "only in a cluster"),
     ("engine.image", {"engine": {"image": "mine"}}, "only in a cluster"),
     ("resources.profile", {"resources": {"profile": "nvidia-l4"}}, "gpus has an effect here"),

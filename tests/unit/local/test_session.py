@@ -480,7 +480,7 @@ UNSERVED = unserved_config()
 
 def test_a_model_no_engine_serves_is_planned_and_refused_before_anything_starts(bench: Bench) -> None:
     bench.file.write_text(deployment(model={"uri": "file://./m", "config": UNSERVED}))
-    with pytest.raises(InvalidInput, match="falcon_h1"):
+    with pytest.raises(InvalidInput, match="gelu"):
         bench.up()
     assert "not served" in bench.text
     assert bench.journal == []
