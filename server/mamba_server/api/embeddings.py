@@ -16,7 +16,7 @@ from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.asgi_responses import send_json_pieces
 from mamba_edge.exchange.request_context import RequestContext, context_of
 from mamba_server.api.endpoints import GeneratedResponse
-from mamba_server.api.pooled_prompts import PooledPrompts
+from mamba_server.api.pooled_prompts import PooledPrompts, vector_of
 from mamba_server.api.serving import Serving
 
 
@@ -47,9 +47,7 @@ class EmbeddingsEndpoint:
 
 def _encoded(numbers: bytes, index: int, body: EmbeddingsRequest) -> bytes:
     """Return the JSON of one vector. Raises InvalidRequest."""
-    vector = array.array("f", numbers)
-    if sys.byteorder == "big":
-        vector.byteswap()
+    vector = vector_of(numbers)
     if body.dimensions is not None:
         if body.dimensions > len(vector):
             raise InvalidRequest(

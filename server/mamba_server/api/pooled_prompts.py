@@ -3,6 +3,8 @@
 Prompts, places, turns, explanations and metrics are those of completions.
 """
 
+import array
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -134,3 +136,11 @@ class PooledPrompts:
             )
             for place, prompt in enumerate(prompts)
         ]
+
+
+def vector_of(numbers: bytes) -> "array.array[float]":
+    """Return the vector whose float32 numbers, little-endian, the engine has sent."""
+    vector = array.array("f", numbers)
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector

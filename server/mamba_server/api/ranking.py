@@ -3,9 +3,7 @@
 The vectors are those of `/v1/embeddings`, of length 1.
 """
 
-import array
 import math
-import sys
 import time
 import uuid
 from typing import NamedTuple
@@ -21,7 +19,7 @@ from mamba_edge.errors import InternalError
 from mamba_edge.exchange.asgi_responses import send_json_pieces
 from mamba_edge.exchange.request_context import RequestContext, context_of
 from mamba_server.api.endpoints import GeneratedResponse
-from mamba_server.api.pooled_prompts import PooledAnswer, PooledPrompts
+from mamba_server.api.pooled_prompts import PooledAnswer, PooledPrompts, vector_of
 from mamba_server.api.serving import Serving
 
 
@@ -82,9 +80,7 @@ class _Vector(NamedTuple):
     @classmethod
     def of(cls, raw: bytes) -> "_Vector":
         """Return the vector of float32 numbers, little-endian. Raises InternalError if any is infinite."""
-        numbers = array.array("f", raw)
-        if sys.byteorder == "big":
-            numbers.byteswap()
+        numbers = vector_of(raw)
         length = math.hypot(*numbers)
         if not math.isfinite(length):
             raise InternalError("the model computed a vector with infinite numbers")
