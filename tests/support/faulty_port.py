@@ -19,6 +19,7 @@ class FaultyPort:
         self.delay = 0.0
         """Seconds that whatever comes is kept, each way."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
@@ -26,24 +27,31 @@ class FaultyPort:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._closed = True
         self._server.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A client's handshake may end after the port was closed, when nobody waits for its task any more.
+        if self._closed:
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        with contextlib.suppress(OSError, asyncio.CancelledError):
-            remote, back = await asyncio.open_connection("127.0.0.1", self.target)
-            try:
-                ways = (self._pass(reader, back), self._pass(remote, writer))
-                await asyncio.gather(*ways)
-            finally:
-                back.close()
-                writer.close()
+        try:
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                remote, back = await asyncio.open_connection("127.0.0.1", self.target)
+                try:
+                    ways = (self._pass(reader, back), self._pass(remote, writer))
+                    await asyncio.gather(*ways)
+                finally:
+                    back.transport.abort()
+        finally:
+            writer.transport.abort()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while raw := await reader.read(1 << 16):
