@@ -285,7 +285,9 @@ def _reap(running: dict[int, int]) -> None:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
             if (pipe := running.pop(pid, None)) is not None:
-                os.write(pipe, str(os.waitstatus_to_exitcode(status)).encode())
+                # Nobody reads it where the process that asked for the child has ended.
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(pipe, str(os.waitstatus_to_exitcode(status)).encode())
                 os.close(pipe)
 
 

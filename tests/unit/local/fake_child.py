@@ -2,8 +2,8 @@
 
 `FAKE_ENGINE` / `FAKE_GATEWAY` hold words: load=SECONDS exit=CODE crash=SECONDS deaf (ignores SIGTERM)
 finish=SECONDS (needs that long after SIGTERM) chat=STATUS (of every answer to a chat) plain (no chat
-template) once=SECONDS (crashes that long after its first start alone). Every start and end is a line in the
-file `FAKE_JOURNAL`; while that name with `.lapse` is a file, an engine is not ready for the reason in it.
+template). SIGUSR1 crashes it. Every start and end is a line in the file `FAKE_JOURNAL`; while that name with
+`.lapse` is a file, an engine is not ready for the reason in it.
 """
 
 import itertools
@@ -111,6 +111,12 @@ def end(*_: object) -> None:
     os._exit(0)
 
 
+def crash(*_: object) -> None:
+    print("last words", flush=True)
+    os._exit(17)
+
+
+signal.signal(signal.SIGUSR1, crash)
 journal("started")
 journal(f"runs={options.get('--strategy')}")
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in words else end)
@@ -119,9 +125,6 @@ if "exit" in words:
     sys.exit(int(words["exit"]))
 if "crash" in words:
     threading.Timer(float(words["crash"]), lambda: os._exit(17)).start()
-if "once" in words and Path(os.environ["FAKE_JOURNAL"]).read_text().count(f"{kind} started") == 1:
-    print("last words", flush=True)
-    threading.Timer(float(words["once"]), lambda: os._exit(17)).start()
 if kind == "serve":
     admin = ThreadingHTTPServer(("127.0.0.1", int(options["--admin-port"])), Handler)
     threading.Thread(target=admin.serve_forever, daemon=True).start()
