@@ -11,9 +11,11 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,22 +139,46 @@ def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as scratch:
         units = {name: Path(scratch, name).with_suffix(".o") for name in UNIT_FLAGS}
-        running = [
-            subprocess.Popen(
-                [compiler, *flags, *UNIT_FLAGS[name], "-c", str(SOURCES / name), "-o", str(unit)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for name, unit in units.items()
-        ]
-        outputs = [process.communicate()[0] for process in running]
+        with _ended() as running:
+            for name, unit in units.items():
+                command = [compiler, *flags, *UNIT_FLAGS[name], "-c", str(SOURCES / name), "-o", str(unit)]
+                # A group of its own, since a compiler starts further programs.
+                running.append(
+                    subprocess.Popen(
+                        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
+                    )
+                )
+            outputs = [process.communicate()[0] for process in running]
         for process, text in zip(running, outputs, strict=True):
             if process.returncode:
                 raise CannotBuild(f"{compiler} failed: {text.strip()[-400:]}")
         library = Path(scratch, "library.so")
         _run([compiler, *flags, "-shared", *map(str, units.values()), "-o", str(library)])
         library.rename(target)
+
+
+@contextmanager
+def _ended() -> Iterator[list[subprocess.Popen[str]]]:
+    """Yield a list for processes that lead their groups; an exception or SIGTERM ends those that still run.
+
+    SIGTERM raises SystemExit meanwhile, if this is the main thread and nothing else handles it.
+    """
+    running: list[subprocess.Popen[str]] = []
+    terminate = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if terminate:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield running
+    finally:
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.communicate()
+        if terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(command: list[str]) -> str:

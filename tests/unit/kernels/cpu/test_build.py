@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from eventually import wait_until
 from mamba_kernels.cpu import build
 from mamba_kernels.cpu import library as libraries
 from mamba_kernels.cpu.build import CannotBuild, ensure_built
@@ -29,6 +30,7 @@ def compiler(tmp_path: Path) -> Path:
         'case "$1" in --version) cat "$0.version"; exit;; esac\n'
         'echo "$@" >> "$0.log"\n'
         '[ ! -e "$0.kills" ] || kill -9 $PPID\n'
+        '[ ! -e "$0.waits" ] || { sleep 3600 & echo $! >> "$0.pids"; wait; }\n'
         '[ ! -e "$0.fails" ] || { echo "it does not like it"; exit 1; }\n'
         'while [ "$1" != -o ]; do shift; done; echo made > "$2"\n'
     )
@@ -127,6 +129,23 @@ def test_what_a_build_that_was_killed_has_left_goes_with_the_next(
     ensure_built(environment)
     assert build.is_built(environment)
     assert [path for path in folder.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_build_that_is_interrupted_ends_its_compilers_and_what_they_started(
+    number: signal.Signals, compiler: Path, environment: dict[str, str]
+) -> None:
+    Path(f"{compiler}.waits").touch()
+    started = Path(f"{compiler}.pids")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mamba_kernels.cpu.build"],
+        env={**os.environ, **environment}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_until(lambda: started.exists() and len(started.read_text().split()) == len(build.UNIT_FLAGS))
+    process.send_signal(number)
+    assert process.wait(60) in (128 + number, -number)
+    running = [int(pid) for pid in started.read_text().split()]
+    wait_until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in running))
 
 
 def test_where_nothing_can_be_written_the_error_says_what_to_set(
