@@ -80,6 +80,13 @@ class SlicePlan:
             )
             for rank in sorted({*state, *page})
         }
+        for place, size in (("state", destination.state_bytes), ("page", destination.page_bytes)):
+            written = sum(
+                copy.length for portion in self.portions.values() for copy in getattr(portion, place)
+            )
+            if written != size:
+                # More would be written into memory that belongs to somebody else.
+                raise IncompatibleLayouts(f"{place} (its parts have {written} bytes, and it has {size})")
 
 
 @lru_cache(maxsize=16)
@@ -107,12 +114,15 @@ def _rows(layout: StateLayout, place: Place) -> Iterator[tuple[TensorPart, _Rows
     parts = [part for part in layout.parts if part.place == place]
     blocks = [list(group) for _, group in groupby(parts, key=lambda part: part.block)]
     layers = max((part.layers for part in parts), default=0)
-    # A page holds keys and values of one layer side by side, a slot all states before all windows.
-    order = (
-        [(block, layer) for layer in range(layers) for block in blocks]
-        if place == "page"
-        else [(block, layer) for block in blocks for layer in range(layers)]
-    )
+    if place == "page":
+        # A page holds keys and values of one layer side by side, and behind all layers what it has once.
+        each = [block for block in blocks if block[0].layers == layers]
+        once = [block for block in blocks if block[0].layers != layers]
+        order = [(block, layer) for layer in range(layers) for block in each]
+        order += [(block, layer) for block in once for layer in range(block[0].layers)]
+    else:
+        # A slot holds all states before all windows.
+        order = [(block, layer) for block in blocks for layer in range(layers)]
     offset = 0
     for block, layer in order:
         for _ in range(block[0].rows):

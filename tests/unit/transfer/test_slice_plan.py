@@ -1,6 +1,7 @@
 """Slice plans: whatever the two numbers of ranks, each destination gets exactly its own bytes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -67,7 +68,8 @@ def test_a_state_survives_any_change_of_the_number_of_ranks(make: Make, groups: 
 
 
 def test_equal_layouts_give_one_copy_of_the_state_and_one_of_each_page() -> None:
-    for model in (mamba_model(2, 2), delta_model(8, 1), window_model(2)):
+    models = (mamba_model(2, 2), delta_model(8, 1), window_model(2))
+    for model in (*models, *(replace(each, draft_head=True) for each in models)):
         layout = layout_of(model, 1, 2)
         (portion,) = plan_of_pair(layout, layout).portions.values()
         assert [tuple(copy) for copy in portion.state] == [(0, 0, layout.state_bytes)]
