@@ -12,6 +12,7 @@ from typing import Any, Self, get_args
 import numpy as np
 
 from mamba_api.choices import KvCacheDtype
+from mamba_planner.draft_heads import forms_of
 from mamba_planner.model_config import ModelConfig
 from mamba_prefix.adapter_salt import with_other_salt
 from mamba_tier.bundle_shape import BundleShape
@@ -62,9 +63,10 @@ class RecurrentState:
             os.close(descriptor)
         layouts = (
             StateLayout.of(
-                config, fingerprint=header.fingerprint, state_dtype=state_dtype, dtype=dtype,
+                form, fingerprint=header.fingerprint, state_dtype=state_dtype, dtype=dtype,
                 page_size=header.page_size, kv_cache_dtype=kv_cache_dtype,
             )
+            for form in forms_of(config)
             for state_dtype in _DTYPES for dtype in _DTYPES for kv_cache_dtype in get_args(KvCacheDtype)
         )  # fmt: skip
         layout = next((each for each in layouts if each.digest == header.layout), None)

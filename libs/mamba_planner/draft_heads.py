@@ -17,11 +17,11 @@ FAMILIES = ("nemotron_h", "qwen3_next", "qwen3_5")
 """Families whose published heads engines can use."""
 
 
-def with_heads(model: ModelConfig, speculation: str, *, auto: bool = False) -> ModelConfig:
+def with_heads(model: ModelConfig, speculation: str | None, *, auto: bool = False) -> ModelConfig:
     """Return the model as an engine with `speculation` runs it: with its head if the head drafts.
 
-    `auto` says whether the head drafts if speculation is auto. Raises `UnusableInput` if the family has no
-    head that engines can use.
+    None counts as off; `auto` says whether the head drafts if speculation is auto. Raises `UnusableInput` if
+    the family has no head that engines can use.
     """
     uses_head = speculation == "mtp" or (speculation == "auto" and auto)
     if not uses_head or model.draft_head:
@@ -32,6 +32,11 @@ def with_heads(model: ModelConfig, speculation: str, *, auto: bool = False) -> M
             "Nemotron 3, Qwen3-Next and Qwen3.5; use ngram or auto"
         )
     return replace(model, draft_head=True, parameters=model.parameters + head_parameters(model))
+
+
+def forms_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
+    """Return the model as engines may run it: without its head, and with it if the family has one."""
+    return (model, replace(model, draft_head=True)) if _readable(model) else (model,)
 
 
 def auto_uses_head(model: ModelConfig, settings: EngineSettings, device: DeviceKind) -> bool:

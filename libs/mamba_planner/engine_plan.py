@@ -53,6 +53,7 @@ def plan_engine(
         InsufficientMemory: nothing fits; the message names the changes and the smallest GPU that would fit.
         UnusableInput: an input cannot be planned with.
     """
+    settings = settings.for_device(device.kind)
     model, weights_bytes = planned_model(model, settings, weights_bytes, device.kind)
     constraints, traffic = Constraints.of(settings), workload or Workload.of(settings)
 
@@ -189,6 +190,7 @@ def best_alternative(
         InsufficientMemory: the budget does not hold the weights.
         UnusableInput: an input cannot be planned with.
     """
+    settings = settings.for_device(device.kind)
     model, weights_bytes = planned_model(model, settings, weights_bytes, device.kind)
     constraints = replace(Constraints.of(settings), strategy=None)
     budget = MemoryBudget.of(model, constraints, device, weights_bytes, None)

@@ -119,12 +119,13 @@ class SchedulerSettings(SettingsGroup):
     """Whether decode steps are captured as CUDA graphs: auto = every step that can be captured where Triton's
     kernels compute; off = each step is issued separately (slower at small batches)."""
 
-    speculation: Annotated[str, AfterValidator(_known_drafts)] = "off"
+    speculation: Annotated[str, AfterValidator(_known_drafts)] | None = _default(Engine, "speculation")
     """Drafts of tokens that a step checks together: off = none; ngram = what followed the last tokens earlier
     in the text; mtp = what the checkpoint's own head foresees (Nemotron 3, Qwen3-Next, Qwen3.5); auto = what
     is measured to save the most time in a step, also none: as ngram, and on a CPU also as mtp if the
     configuration names a head and there are no adapters; draft=URI = what a second, smaller model with the
-    same tokenizer writes, whose directory or URI has the forms of model."""
+    same tokenizer writes, whose directory or URI has the forms of model; default: auto on a CPU, unless
+    batch_invariant or a number of state_replay is set, and off on a GPU."""
     speculative_tokens: int = Field(_default(Engine, "speculative_tokens"), ge=1, le=32)
     """Maximum number of drafted tokens of an answer in one step."""
 
@@ -141,13 +142,14 @@ class SchedulerSettings(SettingsGroup):
     @property
     def draft_model(self) -> str | None:
         """Directory or URI of the second model that drafts; None = none does."""
-        is_model = self.speculation.startswith(DRAFT_MODEL)
-        return self.speculation.removeprefix(DRAFT_MODEL) if is_model else None
+        if self.speculation is None or not self.speculation.startswith(DRAFT_MODEL):
+            return None
+        return self.speculation.removeprefix(DRAFT_MODEL)
 
     @property
     def draft_tokens(self) -> int:
-        """Drafted tokens of an answer in one step; 0 = speculation is off."""
-        return 0 if self.speculation == "off" else self.speculative_tokens
+        """Drafted tokens of an answer in one step; 0 = speculation is off or is left to the device."""
+        return 0 if self.speculation in (None, "off") else self.speculative_tokens
 
     @property
     def step_time_asked(self) -> float | None:
@@ -297,7 +299,7 @@ class EngineSettings(
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
         """Refuse ways of computing a step that exclude each other."""
-        if self.speculation != "off" and self.batch_invariant:
+        if self.speculation not in (None, "off") and self.batch_invariant:
             raise ValueError(
                 "speculation and batch_invariant exclude each other in this version: switch one of them off"
             )
@@ -363,11 +365,22 @@ class EngineSettings(
         if tokens and self.page_size % tokens:
             # States are kept at ends of pages, and are complete there.
             return f"with pages of {self.page_size} tokens, which {tokens} does not divide: choose a divisor"
-        if tokens and self.speculation != "off":
+        if tokens and self.speculation not in (None, "off"):
             return f"with speculation {self.speculation}, whose drafts need states that each step writes"
         if tokens and self.batch_invariant:
             return "with batch_invariant, whose kernels write all states"
         return ""
+
+    def for_device(self, device: Literal["cuda", "cpu"]) -> Self:
+        """Return the settings with a value of `speculation`; None is replaced by the default of the device.
+
+        On a CPU that is auto, which costs next to nothing where drafts fail. On a GPU it is off, as the steps
+        of captured graphs have no drafts.
+        """
+        if self.speculation is not None:
+            return self
+        drafts = device == "cpu" and not self.batch_invariant and not self.ring_tokens
+        return self.model_copy(update={"speculation": "auto" if drafts else "off"})
 
     def document(self) -> dict[str, Any]:
         """Return the values that were set, as the JSON object for `mambaserve serve --config FILE`."""

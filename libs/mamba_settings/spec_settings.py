@@ -7,7 +7,7 @@ from typing import Any
 
 from mamba_api.choices import Role, Transport
 from mamba_api.quantity import Quantity
-from mamba_api.v1alpha1 import DiskCache, MambaDeployment, StateCache
+from mamba_api.v1alpha1 import DiskCache, Engine, MambaDeployment, StateCache
 from mamba_api.v1alpha1.gateway import NamedKeyLimits
 from mamba_api.v1alpha1.gateway_usage import PRICED, ModelPrices, Prices, PricesByModel, Usage
 from mamba_settings.adapter_settings import adapter_text
@@ -70,7 +70,7 @@ def engine_settings(
         "overlap": engine.overlap_schedule,
         "batch_invariant": engine.batch_invariant,
         "decode_graphs": engine.decode_graphs.lower(),
-        "speculation": engine.speculation.lower() if engine.draft_uri is None else engine.speculation,
+        "speculation": _drafts(engine),
         "speculative_tokens": engine.speculative_tokens,
         "utilization": memory.utilization,
         "device_memory": _bytes(memory.device_memory),
@@ -85,6 +85,12 @@ def engine_settings(
     if spec.workload is not None:
         values |= {f"workload_{name}": value for name, value in spec.workload}
     return EngineSettings(**{name: value for name, value in values.items() if value is not None})
+
+
+def _drafts(engine: Engine) -> str | None:
+    if engine.speculation is None or engine.draft_uri is not None:
+        return engine.speculation
+    return engine.speculation.lower()
 
 
 def _bytes(size: Quantity | None) -> int | None:

@@ -21,7 +21,7 @@ SYSTEM = " ".join(f"rule{number}" for number in range(40))
 def server() -> Iterator[Server]:
     assert mamba_server.__file__ is not None
     model = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
-    with Server(model, "--arena-bytes", "2Mi", "--max-model-len", "1024", "--pin-share", "0.5") as running:
+    with Server(model, "--arena-bytes", "3Mi", "--max-model-len", "1024", "--pin-share", "0.5") as running:
         yield running
 
 

@@ -31,10 +31,11 @@ def make_engine(
 ) -> Engine:
     """Boot an engine on the CPU, with overlap unless told otherwise: what holds with it holds without.
 
-    Sizes default to something small, and no clock decides what a step holds: on a busy machine, too, two
-    engines with the same requests compute the same pieces. `exact`: float64 throughout.
+    Sizes default to something small, and no clock decides what a step holds, be it pieces of prompts or
+    drafts: on a busy machine, too, two engines with the same requests compute the same steps. `exact`:
+    float64 throughout.
     """
-    defaults = {"arena_bytes": 64 << 20, "overlap": True, "seed": 0, "step_time": 0}
+    defaults = {"arena_bytes": 64 << 20, "overlap": True, "seed": 0, "step_time": 0, "speculation": "off"}
     trial = replace(trial, bound_starts=False)
     engine_settings = EngineSettings(model=str(directory), device="cpu", **{**defaults, **settings})
     if not exact:

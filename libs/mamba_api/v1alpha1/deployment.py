@@ -208,7 +208,7 @@ class Spec(ApiModel):
             holds=lambda self: not (self.engine.batch_invariant and self.model.has_adapters),
         ),
         Rule(
-            cel="!has(self.model.cache) || "
+            cel="!has(self.model.cache) || !has(self.engine.speculation) || "
             f"!self.engine.speculation.matches('^{DRAFT_MODEL}{DOWNLOADED_PATTERN.removeprefix('^')}')",
             message=(
                 "model.cache holds the model and its adapters, and in this version no draft model: use "
@@ -217,8 +217,8 @@ class Spec(ApiModel):
             holds=lambda self: self.model.cache is None or self.draft_scheme not in DOWNLOADED,
         ),
         Rule(
-            cel="self.engine.speculation != 'Mtp' || !(has(self.model.maxAdapters) || "
-            "(has(self.model.adapters) && size(self.model.adapters) > 0))",
+            cel="!has(self.engine.speculation) || self.engine.speculation != 'Mtp' || "
+            "!(has(self.model.maxAdapters) || (has(self.model.adapters) && size(self.model.adapters) > 0))",
             message=(
                 "engine.speculation Mtp and model.adapters exclude each other in this version, as the head "
                 "has no adapters: choose another speculation, or remove model.adapters and maxAdapters"

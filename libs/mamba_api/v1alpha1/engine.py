@@ -368,14 +368,15 @@ class Engine(ApiModel):
     """Whether steps that only decode are captured as CUDA graphs. Auto captures every step that can be
     captured where Triton's kernels compute. Off issues each step separately, which is slower at small
     batches. Without GPUs there are no graphs."""
-    speculation: Drafts = "Off"
+    speculation: Drafts | None = None
     """Whether a step checks several tokens of an answer that were drafted before. Ngram drafts what followed
     the last tokens earlier in prompt and answer. Mtp drafts with the checkpoint's own head (Nemotron 3,
     Qwen3-Next, Qwen3.5), whose keys and values are one more layer of pages. Auto drafts where that is
     measured to save time: as Ngram, and on a CPU also as Mtp if the configuration names a head and there are
     no adapters. draft=URI drafts with a second, smaller model of the same tokenizer, whose URI has the forms
     of model.uri; it is downloaded as the model is, with the same Secrets. Answers are the same with and
-    without. Drafts take memory, which the plan counts."""
+    without. Drafts take memory, which the plan counts. Defaults to Auto without GPUs, unless batchInvariant
+    is true, and to Off with GPUs."""
     speculative_tokens: Annotated[int, Field(ge=1, le=32)] = 7
     """Maximum number of drafted tokens of an answer in one step."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []
@@ -400,20 +401,21 @@ class Engine(ApiModel):
             holds=lambda self: self.tensor_parallel == 1,
         ),
         Rule(
-            cel="self.speculation == 'Off' || !self.batchInvariant",
+            cel="!has(self.speculation) || self.speculation == 'Off' || !self.batchInvariant",
             message=(
                 "engine.speculation and batchInvariant exclude each other in this version: set speculation "
                 "to Off or batchInvariant to false"
             ),
-            holds=lambda self: self.speculation == "Off" or not self.batch_invariant,
+            holds=lambda self: self.speculation in (None, "Off") or not self.batch_invariant,
         ),
     )
 
     @property
     def draft_uri(self) -> str | None:
         """URI of the second model that drafts; None = none does."""
-        is_model = self.speculation.startswith(DRAFT_MODEL)
-        return self.speculation.removeprefix(DRAFT_MODEL) if is_model else None
+        if self.speculation is None or not self.speculation.startswith(DRAFT_MODEL):
+            return None
+        return self.speculation.removeprefix(DRAFT_MODEL)
 
     @property
     def draft_location(self) -> ModelUri | None:

@@ -40,7 +40,7 @@ from mamba_server.engine.adapter_calls import held_adapters, load_at_start, make
 from mamba_server.engine.audits.distance import Precision
 from mamba_server.engine.audits.resumed_answers import ResumedAnswers
 from mamba_server.engine.device_metrics import Counters, Gauges, device_counters, device_gauges
-from mamba_server.engine.draft_model import LoadedDraftModel, draft_model_source
+from mamba_server.engine.draft_model import LoadedDraftModel, device_kind, draft_model_source
 from mamba_server.engine.errors import DeviceLost, NoDevice
 from mamba_server.engine.execution.draft_runner import DraftRunner
 from mamba_server.engine.execution.runner import ModelRunner
@@ -151,6 +151,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         # Checked first, so that nobody buys memory for a model that cannot be served.
         raise UnsupportedModel(why)
     device = pick_device(settings.device)
+    settings = settings.for_device(device_kind(device))
     draft_model = draft_model_source(settings, directory, device, report)
     config = replace(config, draft_model=None if draft_model is None else draft_model.facts)
     config = _with_heads(config, settings, directory, device, overrides)
@@ -287,7 +288,7 @@ def _with_heads(
     if config.has_head and not has_files:
         # The configuration of a copy may name a head that the copy leaves out.
         config = replace(config, has_head=False)
-    auto = auto_uses_head(config, settings, "cuda" if device.type == "cuda" else "cpu")
+    auto = auto_uses_head(config, settings, device_kind(device))
     config = with_heads(config, settings.speculation, auto=auto)
     if config.draft_head and not has_files:
         raise UnsupportedModel(
@@ -455,7 +456,7 @@ def _memory(settings: EngineSettings, device: torch.device) -> Device:
         return Device("cuda", size, declared=False, free=free)
     else:
         size = available_bytes()
-    return Device("cuda" if device.type == "cuda" else "cpu", size, declared=is_configured)
+    return Device(device_kind(device), size, declared=is_configured)
 
 
 def _limits(

@@ -46,7 +46,7 @@ class DraftModelSource:
         self, model: ModelConfig, settings: EngineSettings, device: torch.device, report: Progress
     ) -> "LoadedDraftModel":
         """Read the weights. Raises UnsupportedModel, WeightsError."""
-        kind, constraints = _kind(device), Constraints.of(settings)
+        kind, constraints = device_kind(device), Constraints.of(settings)
         running = settings.max_running_requests or MOST_RUNNING[kind]
         memory = draft_model_memory(model, self.facts, constraints, kind, running)
         weights = HybridModel(
@@ -100,7 +100,7 @@ class LoadedDraftModel:
             longest=memory.longest,
             vocabulary=self.model.config.vocab_size,
             budget=memory.catch_up_tokens,
-            chunk=CHUNK[_kind(self.device)],
+            chunk=CHUNK[device_kind(self.device)],
         )
 
     def follow(
@@ -135,7 +135,7 @@ class LoadedDraftModel:
             runner.sampling,
             table_width=memory.table_width,
             page_size=self.page_size,
-            chunk=CHUNK[_kind(self.device)],
+            chunk=CHUNK[device_kind(self.device)],
             catch_up_tokens=memory.catch_up_tokens,
             vocabulary=vocabulary,
             device=self.device,
@@ -149,5 +149,5 @@ class LoadedDraftModel:
         return follower
 
 
-def _kind(device: torch.device) -> Literal["cpu", "cuda"]:
+def device_kind(device: torch.device) -> Literal["cpu", "cuda"]:
     return "cuda" if device.type == "cuda" else "cpu"

@@ -161,8 +161,9 @@ def _conv_shape(model: ModelConfig) -> tuple[int, int]:
         return model.mamba.conv_kernel - 1, model.mamba.conv_dim
     if model.gated_delta is not None:
         return model.gated_delta.conv_kernel - 1, model.gated_delta.conv_dim
-    assert model.short_conv is not None
-    return model.short_conv.conv_kernel - 1, model.short_conv.channels
+    if model.short_conv is not None:
+        return model.short_conv.conv_kernel - 1, model.short_conv.channels
+    return 0, 0  # attention alone
 
 
 def _ssm_shape(model: ModelConfig) -> tuple[int, int, int]:

@@ -213,8 +213,9 @@ def test_the_memory_that_was_named_is_what_is_planned_with() -> None:
 
 
 def test_a_declared_workload_is_what_the_engine_plans_for() -> None:
-    plain = start()
-    declared = start(workload_prompt_tokens=300, workload_output_tokens=40, workload_concurrency=2)
+    plain = start(speculation="off")
+    traffic = {"workload_prompt_tokens": 300, "workload_output_tokens": 40, "workload_concurrency": 2}
+    declared = start(speculation="off", **traffic)
 
     assert not plain.plan.workload.declared
     assert (declared.plan.workload.declared, declared.plan.workload.tokens) == (True, 340)
@@ -335,7 +336,8 @@ def test_what_the_worst_step_took_is_what_is_planned_with() -> None:
         ran.append("the steps")
         return 5 << 20
 
-    given = {"arena_bytes": None, "device_memory": "1Gi", "chunked_prefill_tokens": 64, "max_model_len": 512}
+    given = {"arena_bytes": None, "device_memory": "1Gi", "chunked_prefill_tokens": 64, "max_model_len": 512,
+             "speculation": "off"}  # fmt: skip
     plain, measured = start(**given), start(trial=BootOverrides(measure=measure), **given)
     assert ran == ["the steps"]
     assert workspace(measured) == 5 << 20 < workspace(plain)

@@ -46,12 +46,47 @@ def test_the_plan_counts_the_memory_of_drafts_that_the_engine_takes(write: objec
     with_drafts, without = (
         plan_engine(
             load_model_config(model),
-            EngineSettings(model=str(model), dtype="float32", max_running_requests=4, **more),
+            EngineSettings(
+                model=str(model),
+                dtype="float32",
+                max_running_requests=4,
+                speculative_tokens=3,
+                speculation=drafts,
+            ),
             Device("cpu", 8 << 30),
         )
-        for more in ({"speculation": "ngram", "speculative_tokens": 3}, {})
+        for drafts in ("ngram", "off")
     )
     assert without.arena_bytes - with_drafts.arena_bytes == pytest.approx(counted, abs=without.slab_bytes)
+
+
+@pytest.mark.parametrize(
+    ("device", "more", "same"),
+    [
+        ("cpu", {}, "auto"),
+        ("cpu", {"batch_invariant": True}, "off"),
+        ("cpu", {"state_replay": "4"}, "off"),
+        ("cuda", {}, "off"),
+    ],
+)
+def test_without_a_value_a_cpu_drafts_where_nothing_excludes_it_and_a_gpu_does_not(
+    device: Literal["cpu", "cuda"], more: dict[str, Any], same: str, tmp_path: Path
+) -> None:
+    model = add_draft_head(random_nemotron_h(tmp_path / "model"))
+    plans = [
+        plan_engine(
+            load_model_config(model),
+            EngineSettings(model=str(model), **more, **drafts),
+            Device(device, 8 << 30),
+        )
+        for drafts in ({}, {"speculation": same})
+    ]
+    assert plans[0] == plans[1]
+    if device == "cpu":
+        engine = make_engine(model, speculation=None, max_running_requests=4, **more)
+        assert (engine.core.speculation is not None) == (same == "auto")
+        # Pages have the layer of the head where it drafts.
+        assert engine.plan.page_bytes == plans[0].page_bytes
 
 
 @pytest.mark.parametrize("write", [random_qwen3_next, random_nemotron_h])
