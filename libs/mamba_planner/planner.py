@@ -7,7 +7,7 @@ computation, so that the plan shown is the plan that runs.
 from dataclasses import replace
 
 from mamba_api.choices import FP8_PAGES
-from mamba_planner.arithmetic import kv_bytes_per_token
+from mamba_planner.arithmetic import kv_bytes_per_token, page_bytes
 from mamba_planner.candidates import (
     CHECKPOINTS_PER_PATH,
     STATE_DTYPES,
@@ -350,7 +350,21 @@ def _notes(
         )
     if constraints.kv_cache_dtype == FP8_PAGES:
         notes.append(_narrow_pages(model, constraints, candidate))
+    if model.draft_head:
+        notes.append(_pages_of_head(model, constraints, candidate))
     return tuple(notes)
+
+
+def _pages_of_head(model: ModelConfig, constraints: Constraints, candidate: Candidate) -> str:
+    """Return the note on what the model's head for drafts takes from the cache."""
+    plain = page_bytes(
+        replace(model, draft_head=False), constraints.dtype or model.dtype, constraints.page_size,
+        constraints.tensor_parallel, constraints.kv_cache_dtype,
+    )  # fmt: skip
+    return (
+        f"the model's own head drafts: it takes {1 - plain / candidate.shape.page:.0%} of each page; set "
+        "speculation to Ngram or Off to leave that to the cache"
+    )
 
 
 def _narrow_pages(model: ModelConfig, constraints: Constraints, candidate: Candidate) -> str:

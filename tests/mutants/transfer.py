@@ -60,6 +60,14 @@ MUTANTS = (
         tests=("tests/unit/transfer/test_slice_plan.py",),
     ),
     Mutant(
+        name="the hidden state of a page is counted once for each layer",
+        keeps="A plan covers the bytes of a page and none behind it.",
+        where="mamba_transfer.slice_plan:_rows",
+        old="block[0].layers == layers",
+        new="True",
+        tests=("tests/unit/transfer/test_slice_plan.py",),
+    ),
+    Mutant(
         name="a part that no rank of the source has is left as it was",
         keeps="Every byte of a destination is covered, or the pair is refused.",
         where="mamba_transfer.slice_plan:_intervals",

@@ -108,6 +108,8 @@ def test_the_plan_counts_the_head_its_layer_of_pages_and_its_memory_to_the_byte(
     assert engine.plan.page_bytes == plain.plan.page_bytes + of_layer + config.hidden_size * 4
     page = [*(view[1] for view in views.kv), views.tails[1]]
     assert sum(part.numel() * 4 for part in page) == engine.plan.page_bytes
+    share = 1 - plain.plan.page_bytes / engine.plan.page_bytes
+    assert [f"{share:.0%} of each page" in note for note in engine.plan.notes].count(True) == 1
     assert engine.state_layout.page_bytes == engine.plan.page_bytes
     # All of a page belongs to it alone: its parts lie one after another.
     starts = [part.data_ptr() for part in page]
