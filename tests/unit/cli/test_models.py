@@ -119,7 +119,8 @@ def test_a_pull_that_broke_off_is_listed_and_continued(server: FileServer) -> No
     [model] = listed()
     assert (model["state"], model["size"]) == ("complete", sum(map(len, FILES.values())))
     again = [part for part in server.asked if part[0].endswith(".safetensors")]
-    assert [start for _, start, _ in again] == [PIECE, 2 * PIECE]
+    # The server may notice a request of the pull that broke off only now.
+    assert {start for _, start, _ in again} == {PIECE, 2 * PIECE}
 
 
 @pytest.mark.parametrize(
