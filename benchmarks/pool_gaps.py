@@ -4,6 +4,8 @@ Run as `python -m benchmarks.pool_gaps`; writes JSON and Markdown to benchmarks/
 of them on either core, of the shipped model. Phases take turns: the streams of each pair alone, then beside
 prompts that come one after the other without end, and as a control beside a process that computes without end
 on the core of the first engine. No state arrives in the control, so its gaps show what shared cores cost.
+Drafts are off unless `--speculation` says otherwise: a step with drafts brings several tokens at once, and
+its gap is theirs together.
 """
 
 import argparse
@@ -29,7 +31,7 @@ PAIRS = {"pools": ("prefill", "decode"), "unified": ("unified", "unified")}
 
 
 @contextlib.contextmanager
-def pair(roles: Sequence[str]) -> Iterator[str]:
+def pair(roles: Sequence[str], speculation: str) -> Iterator[str]:
     """Run two engines, each on a core of its own where there are two, behind a gateway; yield its URL."""
     cores, whole = sorted(os.sched_getaffinity(0)), os.sched_getaffinity(0)
     with contextlib.ExitStack() as stack:
@@ -42,7 +44,7 @@ def pair(roles: Sequence[str]) -> Iterator[str]:
                         running_command(
                             "serve", "--model", MODEL, "--admin-port", "0", "--device", "cpu", "--role", role,
                             "--arena-bytes", str(128 << 20), "--transfer-port", "0", "--max-model-len",
-                            "16384", variables={"OMP_NUM_THREADS": "1"},
+                            "16384", "--speculation", speculation, variables={"OMP_NUM_THREADS": "1"},
                         )
                     )
                 )  # fmt: skip
@@ -137,10 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="length of a phase")
     parser.add_argument("--prompt-tokens", type=int, default=8000)
     parser.add_argument("--pairs", nargs="*", choices=[*PAIRS], default=[*PAIRS])
+    parser.add_argument("--speculation", default="off", help="value of --speculation of all engines")
     options = parser.parse_args(arguments)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in options.pairs}
     with contextlib.ExitStack() as stack:
-        doors = {name: stack.enter_context(pair(PAIRS[name])) for name in found}
+        doors = {name: stack.enter_context(pair(PAIRS[name], options.speculation)) for name in found}
         for number in range(options.rounds):
             for name, door in doors.items():
                 alone, _ = asyncio.run(phase(door, 0, options.seconds, 3 * number))
@@ -165,7 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "",
         (
             f"- {STREAMS} streams; two prompts of {options.prompt_tokens} tokens at a time; medians of "
-            f"{options.rounds} rounds of {options.seconds:g} s each, which take turns"
+            f"{options.rounds} rounds of {options.seconds:g} s each, which take turns; "
+            f"speculation {options.speculation}"
         ),
         "",
         f"| two engines | {' | '.join(column.replace('_', ' ') for column in columns)} |",
