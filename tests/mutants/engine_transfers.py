@@ -120,11 +120,11 @@ MUTANTS = (
         tests=("tests/unit/fleet/test_pooled_simulation.py",),
     ),
     Mutant(
-        name="a reader of a silent peer waits for a further lease",
-        keeps="A request waits for one lease at most, and a silent peer holds memory for two.",
+        name="a request waits for a further lease where a read hangs",
+        keeps="A request waits for one lease at most.",
         where="mamba_server.engine.transfers.importer:Importer.poll",
         old="now >= awaited.deadline and not awaited.given_up",
         new="now >= awaited.deadline + self._lease_seconds and not awaited.given_up",
-        tests=("tests/gates/test_leases_by_their_clock.py",),
+        tests=(TIERS,),
     ),
 )
