@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -100,8 +100,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path, monkeypatch)
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    # Tests that `nohup` started ignore the end of the terminal, and so would `up`.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield Bench(tmp_path, monkeypatch)
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
