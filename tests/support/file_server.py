@@ -3,12 +3,17 @@
 import contextlib
 import hashlib
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from typing import Any
 from urllib.parse import unquote
+
+from eventually import wait_until
 
 
 @dataclass
@@ -27,6 +32,15 @@ class FileServer:
     """Parts of files that were sent: path, begin and end."""
     before: Callable[[str, int], int | None] = lambda _path, _start: None
     """Called before a part is sent; returns after how many bytes the connection breaks, or None."""
+    open: set[object] = field(default_factory=set)
+    """Connections that were accepted and have not ended."""
+
+    def wait_for_end(self) -> None:
+        """Wait until all requests of clients that have gone were read, so that none is recorded later."""
+        # Connections are accepted in their order, so this one is the last.
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{self.url}/nothing-of-this-name", timeout=60)
+        wait_until(lambda: not self.open)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -79,12 +93,27 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = cut is not None
 
 
+class Server(ThreadingHTTPServer):
+    """Server that records its connections in `served.open`."""
+
+    daemon_threads = True
+    served: FileServer
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.served.open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        self.served.open.discard(request)
+
+
 @contextmanager
 def file_server(files: dict[str, bytes]) -> Iterator[FileServer]:
     """Serve the files."""
     served = FileServer(files=files)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"served": served}))
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"served": served}))
+    server.served = served
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     served.url = f"http://127.0.0.1:{server.server_address[1]}"
