@@ -36,7 +36,7 @@ def with_heads(model: ModelConfig, speculation: str | None, *, auto: bool = Fals
 
 def forms_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """Return the model as engines may run it: without its head, and with it if the family has one."""
-    return (model, replace(model, draft_head=True)) if _readable(model) else (model,)
+    return (model, with_heads(model, "mtp")) if _readable(model) else (model,)
 
 
 def auto_uses_head(model: ModelConfig, settings: EngineSettings, device: DeviceKind) -> bool:

@@ -139,7 +139,7 @@ def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as scratch:
         units = {name: Path(scratch, name).with_suffix(".o") for name in UNIT_FLAGS}
-        with _ended() as running:
+        with _process_groups() as running:
             for name, unit in units.items():
                 command = [compiler, *flags, *UNIT_FLAGS[name], "-c", str(SOURCES / name), "-o", str(unit)]
                 # A group of its own, since a compiler starts further programs.
@@ -158,17 +158,17 @@ def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
 
 
 @contextmanager
-def _ended() -> Iterator[list[subprocess.Popen[str]]]:
+def _process_groups() -> Iterator[list[subprocess.Popen[str]]]:
     """Yield a list for processes that lead their groups; an exception or SIGTERM ends those that still run.
 
     SIGTERM raises SystemExit meanwhile, if this is the main thread and nothing else handles it.
     """
     running: list[subprocess.Popen[str]] = []
-    terminate = (
+    handles_end = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
-    if terminate:
+    if handles_end:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield running
@@ -177,7 +177,7 @@ def _ended() -> Iterator[list[subprocess.Popen[str]]]:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
                 process.communicate()
-        if terminate:
+        if handles_end:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

@@ -289,9 +289,7 @@ def test_another_gateway_on_the_port_is_not_taken_for_ours(
     assert "Address already in use" in bench.text
 
 
-def test_an_engine_that_died_is_said_to_be_ready_again_behind_the_same_gateway(
-    bench: Bench,
-) -> None:
+def test_an_engine_that_died_is_said_to_be_ready_again_behind_the_same_gateway(bench: Bench) -> None:
     bench.when(lambda: "one is ready: " in bench.text, lambda: os.kill(bench.pid("serve"), signal.SIGUSR1))
     bench.when(lambda: "one-engine is ready again" in bench.text, close_the_terminal)
     assert bench.up() == 0
