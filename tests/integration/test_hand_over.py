@@ -98,12 +98,6 @@ def held(server: Server) -> int:
     return ledger["slots_receiving"] + ledger["slots_exported"] + ledger["slots_quarantined"]
 
 
-def wait_until_empty(*servers: Server) -> None:
-    """Wait until nothing is held for a transfer."""
-    for server in servers:
-        wait_until(lambda server=server: held(server) == 0, "the ledger to be empty")
-
-
 def prompt(salt: int) -> str:
     return f"{salt} {WORDS} {salt}"
 
@@ -132,7 +126,8 @@ def test_an_answer_after_a_hand_over_is_that_of_one_engine(
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == handover["depth"]
     _, whole = post(prefill.url + path, body)
     assert answer["choices"] == whole["choices"]
-    wait_until_empty(prefill, decode)
+    prefill.wait_until_empty()
+    decode.wait_until_empty()
 
 
 def test_an_engine_says_where_and_as_what_it_moves_states(prefill: Server, decode: Server) -> None:
@@ -183,7 +178,8 @@ def test_a_source_that_has_nothing_means_computing(
     answer = finish(decode, TEXT, body, {**handover, **damage})
     _, whole = post(prefill.url + TEXT, body)
     assert answer["choices"] == whole["choices"]
-    wait_until_empty(prefill, decode)
+    prefill.wait_until_empty()
+    decode.wait_until_empty()
 
 
 def test_a_state_that_the_gateway_releases_is_free_before_its_lease_ends(prefill: Server) -> None:
@@ -204,7 +200,8 @@ def test_an_engine_frees_what_nobody_reads_and_waits_at_its_end_for_those_who_re
         answer = finish(decode, TEXT, body, handover)
         # The decode engine has the state already.
         assert answer["choices"] == whole["choices"]
-        wait_until_empty(prefill, decode)
+        prefill.wait_until_empty()
+        decode.wait_until_empty()
         assert transfers(prefill)["out", "released"] == 1
         # A gateway frees what no engine reads, without the admin server.
         handover = export(prefill, TEXT, body)
@@ -212,7 +209,7 @@ def test_an_engine_frees_what_nobody_reads_and_waits_at_its_end_for_those_who_re
             f"{prefill.url}/v1/handover", {}, x_mambaserve_hand_over=f"release={handover['export']}"
         )
         assert (status, released) == (200, {"released": True})
-        wait_until_empty(prefill)
+        prefill.wait_until_empty()
         body = {"prompt": prompt(45), "max_tokens": 4}
         handover = export(prefill, TEXT, body)
         wait_until(lambda: EXPORTED.search(exposed(prefill)), "the count of the export")
@@ -233,13 +230,14 @@ def test_a_peer_with_more_of_the_prompt_gives_it(prefill: Server, decode: Server
     assert status == 200
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == depth
     assert answer["choices"] == first["choices"]
-    wait_until_empty(prefill, decode)
+    prefill.wait_until_empty()
+    decode.wait_until_empty()
 
 
 def test_an_export_that_nobody_fetches_ends_with_its_lease(prefill: Server, decode: Server) -> None:
     body = {"prompt": prompt(50), "max_tokens": 4}
     handover = export(prefill, TEXT, body)
-    wait_until_empty(prefill)
+    prefill.wait_until_empty()
     answer = finish(decode, TEXT, body, handover)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     wait_until(lambda: transfers(decode).get(("in", "expired")), "the count of the expired export")
@@ -252,7 +250,7 @@ def test_a_prefill_engine_that_dies_costs_a_recomputation(prefill: Server, decod
     os.kill(prefill.engine_pid(), signal.SIGKILL)
     answer = finish(decode, TEXT, body, handover)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    wait_until_empty(decode)
+    decode.wait_until_empty()
     failures = {key: count - before.get(key, 0) for key, count in transfers(decode).items() if key[0] == "in"}
     assert sum(failures.values()) == 1
     assert failures.get(("in", "valid"), 0) == 0

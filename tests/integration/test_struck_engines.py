@@ -15,7 +15,7 @@ from eventually import PATIENCE
 from hand_over_wire import EXPORT_POINTS, TRANSFER_POINTS
 from matrix_size import LARGE
 from servers import Server
-from struck_fleet import Fleet, assert_right, signal_whole, wait_until_empty
+from struck_fleet import Fleet, assert_right, signal_whole
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,7 +58,7 @@ def test_pools_are_empty_two_leases_after_a_whole_engine_was_struck(
     assert fleet.trigger.fired.wait(PATIENCE), f"the hand-over did not come to {point!r}"
     for engine in fleet.engines:
         if engine not in struck:
-            wait_until_empty(engine)
+            engine.wait_until_empty()
     client.join(PATIENCE)
     assert not client.is_alive()
     if deed == "kill":
@@ -66,5 +66,5 @@ def test_pools_are_empty_two_leases_after_a_whole_engine_was_struck(
     else:
         signal_whole(struck[0], signal.SIGCONT)
     for engine in fleet.engines:
-        wait_until_empty(engine)
+        engine.wait_until_empty()
     assert_right(fleet, request)

@@ -16,11 +16,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from eventually import wait_until
 from hand_over_wire import EXPORT_POINTS, TRANSFER_POINTS
 from matrix_size import LARGE
 from servers import Server
-from struck_fleet import Fleet, assert_right, held, wait_until_empty
+from struck_fleet import Fleet, assert_right
 
 LEASE = 3.0
 PAUSE = 1.5 * LEASE
@@ -95,15 +94,15 @@ def test_a_hand_over_that_is_struck_ends_right_and_leaves_nothing(
     since = time.monotonic()
     others = [engine for engine in fleet.engines if engine not in struck]
     if victim == "decode" and deed in ("pause", "stop"):
-        wait_until_empty(fleet.prefill)
+        fleet.prefill.wait_until_empty()
     if deed == "pause":
         time.sleep(max(0.0, since + PAUSE - time.monotonic()))
         os.kill(pids[0], signal.SIGCONT)
     client.join(60)
     assert not client.is_alive()
     for engine in others if deed in ("kill", "stop") else fleet.engines:
-        wait_until_empty(engine)
+        engine.wait_until_empty()
     for engine in struck:
-        wait_until(lambda engine=engine: held(engine) == 0, "the engine to come back by itself")
+        engine.wait_until_empty()
         assert (engine.engine_pid() == pids[0]) == (deed == "pause")
     assert_right(fleet, request)

@@ -17,6 +17,12 @@ from typing import Any, Self
 from eventually import wait_until
 from prefork import FORK_SERVER
 
+HOLDINGS = (
+    "running", "waiting", "slots_live", "slots_tracking", "pages_sequence",
+    "slots_receiving", "slots_exported", "slots_quarantined", "pages_receiving", "pages_quarantined",
+)  # fmt: skip
+"""Names in the ledger of what requests and transfers hold."""
+
 
 class Command:
     """One running `mambaserve …`; its standard error is kept.
@@ -120,6 +126,28 @@ class Server(Command):
 
     def ledger(self) -> dict[str, int]:
         return call(f"{self.admin}/admin/ledger")[1]
+
+    def wait_until_empty(self) -> None:
+        """Wait until one ledger says that no request and no transfer is there, or holds anything.
+
+        An engine that is away holds nothing of which its ledger could tell: the wait is for its next one.
+        A look for running requests and a later one for their slots would not do. The server may still read
+        a request whose client has left when it has ended all others.
+        """
+        held: dict[str, int] = {}
+
+        def is_empty() -> bool:
+            status, ledger = call(f"{self.admin}/admin/ledger")
+            held.clear()
+            held.update({name: ledger[name] for name in HOLDINGS if ledger[name]} if status == 200 else {})
+            return status == 200 and not held
+
+        try:
+            wait_until(is_empty)
+        except AssertionError as never:
+            raise AssertionError(
+                f"the engine of {self.url} still holds {held or 'an unknown amount'}"
+            ) from never
 
 
 def _total(lines: list[str], series: str) -> float:

@@ -27,11 +27,6 @@ SILENCE = 10.0
 """Seconds without a heartbeat after which a server replaces its engine process."""
 TOKENS = 24
 WORDS = " ".join(f"word{number}" for number in range(40))
-HOLDINGS = (
-    "slots_receiving", "slots_exported", "slots_quarantined", "pages_receiving", "pages_quarantined",
-    "slots_live", "slots_tracking", "pages_sequence", "running", "waiting",
-)  # fmt: skip
-"""Names in the ledger of what transfers and requests hold."""
 
 
 @dataclass
@@ -157,19 +152,6 @@ class Fleet:
                 for process in psutil.Process(engine.process.pid).children():
                     if port in {each.laddr.port for each in process.net_connections("tcp")}:
                         self.readers[port] = engine
-
-
-def held(engine: Server) -> int | None:
-    """Return the slots and pages that are held for transfers and requests; None = the engine is away."""
-    status, ledger = call(f"{engine.admin}/admin/ledger")
-    if status != 200:
-        return None
-    return int(sum(ledger[name] for name in HOLDINGS))
-
-
-def wait_until_empty(engine: Server) -> None:
-    """Wait until an engine holds nothing for transfers and requests."""
-    wait_until(lambda: held(engine) == 0, f"the pools of {engine.url} to be empty")
 
 
 def signal_whole(engine: Server, number: signal.Signals) -> None:
