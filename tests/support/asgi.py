@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
+from eventually import PATIENCE
+
 App = Callable[..., Any]
 DISCONNECT = {"type": "http.disconnect"}
 
@@ -62,7 +64,7 @@ class Asked:
         self._moves.put_nowait(DISCONNECT)
         return self
 
-    async def done(self, seconds: float = 5.0) -> Self:
+    async def done(self, seconds: float = PATIENCE) -> Self:
         """Wait for the application's end; raises what it raised."""
         async with asyncio.timeout(seconds):
             await self.task

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from eventually import PATIENCE
 from mamba_prefix.errors import RedisAway
 from mamba_prefix.follower import Follower
 from mamba_prefix.prefix_index import PrefixIndex
@@ -56,7 +57,7 @@ async def test_a_follower_that_is_cancelled_ends_whatever_the_client_makes_of_it
     following = asyncio.create_task(Follower(PrefixIndex(), store(answer)).run())
     await asyncio.sleep(0.5)
     following.cancel()
-    done, _ = await asyncio.wait([following], timeout=5)
+    done, _ = await asyncio.wait([following], timeout=PATIENCE)
     assert done
     assert following.cancelled()
 
@@ -79,5 +80,5 @@ async def test_closing_waits_for_no_redis_that_does_not_answer() -> None:
     async def never() -> None:
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await store(never).close()
