@@ -82,3 +82,15 @@ def planned_model(
     if planned.draft_head and not model.draft_head and weights_bytes is not None:
         weights_bytes += head_bytes(model, settings)
     return planned, weights_bytes
+
+
+def without_drafts(
+    model: ModelConfig, settings: EngineSettings, weights_bytes: int | None
+) -> tuple[ModelConfig, int | None]:
+    """Return the model that `planned_model` returned, without what drafts, and the bytes of its weights."""
+    plain = replace(model, draft_head=False, draft_model=None)
+    if model.draft_head:
+        plain = replace(plain, parameters=model.parameters - head_parameters(model))
+        if weights_bytes is not None:
+            weights_bytes -= head_bytes(model, settings)
+    return plain, weights_bytes

@@ -14,7 +14,7 @@ from mamba_planner.candidates import STATE_DTYPES, Candidate, evaluate
 from mamba_planner.cards.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
 from mamba_planner.choice import choose, enough_in_full_precision
 from mamba_planner.constraints import Constraints, StateDtype, Workload
-from mamba_planner.draft_heads import planned_model
+from mamba_planner.draft_heads import auto_uses_head, planned_model, without_drafts
 from mamba_planner.errors import FittingSize, InsufficientMemory, UnusableInput
 from mamba_planner.memory import Device, MemoryBudget
 from mamba_planner.memory_plan import MemoryPlan, OtherSize
@@ -24,6 +24,11 @@ from mamba_planner.remedies import ways_to_fit
 from mamba_planner.strategy import MOST_ROBUST_FIRST
 from mamba_settings.engine_settings import EngineSettings
 
+HEAD_LEFT_OUT = (
+    "the model's own head for drafts does not fit and is left out: speculation auto looks drafts up in the "
+    "text of each sequence"
+)
+"""Note of a plan for speculation auto without the head that the model has."""
 PlannedDtype = Callable[[Role, StateDtype | None], StateDtype | None]
 """Returns the state type of the plan of a pool, given a fixed type or None for the planner's choice; None if
 nothing fits."""
@@ -54,7 +59,7 @@ def plan_engine(
         UnusableInput: an input cannot be planned with.
     """
     settings = settings.for_device(device.kind)
-    model, weights_bytes = planned_model(model, settings, weights_bytes, device.kind)
+    model, weights_bytes = affordable_model(model, settings, weights_bytes, device)
     constraints, traffic = Constraints.of(settings), workload or Workload.of(settings)
 
     if constraints.ring_tokens and not (model.mamba or model.gated_delta):
@@ -77,11 +82,17 @@ def plan_engine(
     try:
         memory_plan = plan(model, constraints, device, weights_bytes, traffic, workspace)
     except InsufficientMemory as error:
-        ways = ways_to_fit(model, constraints, device, weights_bytes, traffic, error)
+        ways = (
+            *_no_drafts(model, settings, device, weights_bytes, traffic),
+            *ways_to_fit(model, constraints, device, weights_bytes, traffic, error),
+        )
         if not exchangeable:
             raise error.with_remedies(ways, None) from None
         fitting = (size for size in sizes_up(device.memory) if other_size(size).chosen is not None)
         raise error.with_remedies(ways, FittingSize(next(fitting, None), SIZES[-1])) from None
+    head_is_wanted = settings.speculation == "auto" and auto_uses_head(model, settings, device.kind)
+    if head_is_wanted and not model.draft_head:
+        memory_plan = replace(memory_plan, notes=(*memory_plan.notes, HEAD_LEFT_OUT))
     if not exchangeable:
         return memory_plan
     down, up = one_size_down(device.memory), one_size_up(device.memory)
@@ -90,6 +101,54 @@ def plan_engine(
         one_size_down=None if down is None else other_size(down),
         one_size_up=None if up is None else other_size(up),
     )
+
+
+def affordable_model(
+    model: ModelConfig, settings: EngineSettings, weights_bytes: int | None, device: Device
+) -> tuple[ModelConfig, int | None]:
+    """Return the model as an engine with these settings runs it, and the bytes of its weights.
+
+    With speculation auto, the model's own head is left out where an engine with the head does not fit: a
+    default must not refuse what fits without it. Engines of a pool keep the head, as the pages that two pools
+    hand over must be the same. Raises UnusableInput as `plan_engine`.
+
+    Args:
+        model: the model; with its head if it is known that the engine has the head.
+        settings: the engine's settings, resolved for the device.
+        weights_bytes: true bytes of the weights on one device; None = by parameter count.
+        device: the device and its memory.
+    """
+    planned, planned_bytes = planned_model(model, settings, weights_bytes, device.kind)
+    is_chosen = settings.speculation == "auto" and planned.draft_head and not model.draft_head
+    if not is_chosen or settings.role != "unified":
+        return planned, planned_bytes
+    try:
+        plan(planned, Constraints.of(settings), device, planned_bytes, Workload.of(settings))
+    except InsufficientMemory:
+        return without_drafts(planned, settings, planned_bytes)
+    return planned, planned_bytes
+
+
+def _no_drafts(
+    model: ModelConfig,
+    settings: EngineSettings,
+    device: Device,
+    weights_bytes: int | None,
+    traffic: Workload,
+) -> tuple[str, ...]:
+    """Return the remedy of an engine that fits without what drafts; empty if it does not, or nothing drafts.
+
+    The parameters are those of `plan` as it raised InsufficientMemory.
+    """
+    if not model.draft_head and model.draft_model is None:
+        return ()
+    plain, size = without_drafts(model, settings, weights_bytes)
+    silent = Constraints.of(settings.model_copy(update={"speculation": "off"}))
+    try:
+        plan(plain, silent, device, size, traffic)
+    except InsufficientMemory:
+        return ()
+    return ("speculation off",)
 
 
 def _check_pages(model: ModelConfig, constraints: Constraints) -> None:
@@ -191,7 +250,7 @@ def best_alternative(
         UnusableInput: an input cannot be planned with.
     """
     settings = settings.for_device(device.kind)
-    model, weights_bytes = planned_model(model, settings, weights_bytes, device.kind)
+    model, weights_bytes = affordable_model(model, settings, weights_bytes, device)
     constraints = replace(Constraints.of(settings), strategy=None)
     budget = MemoryBudget.of(model, constraints, device, weights_bytes, None)
     dtypes = [dtype for dtype in state_dtypes if constraints.state_dtype in (None, dtype)]

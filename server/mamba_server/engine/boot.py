@@ -19,8 +19,8 @@ from mamba_kernels.device_errors import ends_the_device
 from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
 from mamba_planner.arithmetic import attention_ratio
 from mamba_planner.constraints import MOST_STEP_TOKENS
-from mamba_planner.draft_heads import auto_uses_head, with_heads
-from mamba_planner.engine_plan import plan_engine
+from mamba_planner.draft_heads import with_heads
+from mamba_planner.engine_plan import affordable_model, plan_engine
 from mamba_planner.families.registry import load_model_config, why_not_served
 from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
@@ -154,11 +154,13 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     settings = settings.for_device(device_kind(device))
     draft_model = draft_model_source(settings, directory, device, report)
     config = replace(config, draft_model=None if draft_model is None else draft_model.facts)
-    config = _with_heads(config, settings, directory, device, overrides)
+    config = _with_own_head(config, settings, directory, overrides)
     dtype = _dtype(config, settings)
     rule = replay_rule(settings, config, device)
     settings = with_rule(settings, rule)
     device_memory = _memory(settings, device)
+    plain_weights = _weights(directory, config, dtype, settings, device)
+    config, _ = affordable_model(config, settings, plain_weights, device_memory)
     weights = _weights(directory, config, dtype, settings, device)
     plan = plan_engine(config, settings, device_memory, weights)
     if settings.quantization != "fp8":
@@ -275,26 +277,25 @@ def _compile_kernels(device: torch.device, dtype: torch.dtype, report: Report) -
         report("compiling the kernels, this once", 1, 1)
 
 
-def _with_heads(
-    config: ModelConfig,
-    settings: EngineSettings,
-    directory: Path,
-    device: torch.device,
-    overrides: BootOverrides,
+def _with_own_head(
+    config: ModelConfig, settings: EngineSettings, directory: Path, overrides: BootOverrides
 ) -> ModelConfig:
-    """Return the model with its head if that drafts. Raises UnsupportedModel if the files lack it."""
+    """Return the model with its head if speculation is mtp, and as one without a head if the files lack it.
+
+    Raises UnsupportedModel if speculation is mtp and the files lack the head.
+    """
     needs_files = settings.speculation == "mtp" or (settings.speculation == "auto" and config.has_head)
     has_files = not needs_files or overrides.weights is not None or has_draft_heads(directory)
-    if config.has_head and not has_files:
+    if settings.speculation == "mtp":
+        config = with_heads(config, "mtp")
+        if not has_files:
+            raise UnsupportedModel(
+                f"speculation mtp: the checkpoint in {directory} has no head for drafts (no tensor "
+                f"{DRAFT_HEADS}*): use ngram or auto"
+            )
+    elif not has_files:
         # The configuration of a copy may name a head that the copy leaves out.
         config = replace(config, has_head=False)
-    auto = auto_uses_head(config, settings, device_kind(device))
-    config = with_heads(config, settings.speculation, auto=auto)
-    if config.draft_head and not has_files:
-        raise UnsupportedModel(
-            f"speculation mtp: the checkpoint in {directory} has no head for drafts (no tensor "
-            f"{DRAFT_HEADS}*): use ngram or auto"
-        )
     return config
 
 

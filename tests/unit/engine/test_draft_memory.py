@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 import mamba_server
-from engines import make_engine
+from engines import make_engine, run
 from mamba_planner.arithmetic import DTYPE_BYTES, mixer_inputs, state_bytes
 from mamba_planner.draft_heads import head_bytes, with_heads
 from mamba_planner.engine_plan import plan_engine
@@ -22,6 +22,7 @@ from mamba_planner.planner import DRAFT_MODEL
 from mamba_planner.workspace import draft_bytes
 from mamba_server.engine import draft_model
 from mamba_server.model.checkpoint.weight_files import weights_size
+from mamba_server.wire import AddRequest, SamplingParams
 from mamba_settings.engine_settings import EngineSettings
 from testmodels.checkpoints import add_draft_head, random_kimi_linear, random_nemotron_h, random_qwen3_next
 
@@ -230,3 +231,13 @@ def test_auto_serves_a_copy_that_leaves_out_the_head_that_its_configuration_name
 
     assert engine.core._runner._model.draft_head is None
     assert engine.plan.page_bytes == make_engine(model).plan.page_bytes
+
+
+def test_auto_serves_without_the_head_where_there_is_no_memory_for_it() -> None:
+    small = {"arena_bytes": 2500 << 10, "max_running_requests": 4}
+    engine, plain = (make_engine(TINY_RECALL, speculation=drafts, **small) for drafts in ("auto", "off"))
+
+    assert engine.core._runner._model.draft_head is None
+    assert (engine.plan.pages, engine.plan.weights_bytes) == (plain.plan.pages, plain.plan.weights_bytes)
+    request = AddRequest("a", [5, 6, 7, 8] * 6, SamplingParams(max_tokens=24, temperature=0.0))
+    assert run(engine, [request])["a", 0].tokens == run(plain, [request])["a", 0].tokens

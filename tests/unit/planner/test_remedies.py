@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from mamba_planner import Device, InsufficientMemory, plan_engine
 from mamba_planner.families import model_config_from_hf
-from mamba_planner.model_config import ModelConfig
+from mamba_planner.model_config import DraftModel, ModelConfig
 from mamba_settings.byte_size import read_size
 from mamba_settings.engine_settings import EngineSettings
 
@@ -23,6 +24,8 @@ def model(path: str) -> ModelConfig:
 
 NANO = model("libs/mamba_planner/published/nemotron-nano-9b-v2.json")
 TINY = model("server/mamba_server/builtin/tiny-recall/config.json")
+DRAFTED = replace(NANO, draft_model=DraftModel("any", NANO, None))
+"""A model with another one that drafts, which is as large."""
 GPU, CPU = Device("cuda", 22 * GIB), Device("cpu", 16 * GIB, declared=False)
 LONG = {"max_model_len": 131_072}
 CASES: tuple[tuple[ModelConfig, Device, dict[str, Any], set[str]], ...] = (
@@ -40,6 +43,10 @@ CASES: tuple[tuple[ModelConfig, Device, dict[str, Any], set[str]], ...] = (
     (TINY, CPU, {"max_model_len": 99_999_999}, {"max_model_len", "a machine"}),
     (TINY, CPU, {"arena_bytes": "20Gi"}, {"arena_bytes"}),
     (TINY, CPU, {"arena_bytes": "100Ki"}, {"arena_bytes"}),
+    (TINY, CPU, {"arena_bytes": "2500Ki", "speculation": "mtp"},
+     {"speculation", "max_model_len", "kv_cache_dtype", "arena_bytes"}),
+    (DRAFTED, Device("cpu", 30 * GIB, declared=False), {"speculation": "draft=any"},
+     {"speculation", "quantization", "a machine"}),
 )  # fmt: skip
 
 
@@ -69,6 +76,15 @@ def test_every_remedy_that_a_refusal_names_makes_it_fit(
         changed = {**settings, name: value.replace(",", "")}
         weights = int(of.parameters * (0.8 if value == "int4" else 1.1)) if name == "quantization" else None
         plan_engine(of, EngineSettings(model="any", **changed), device, weights)
+
+
+def test_the_default_leaves_a_head_out_that_does_not_fit_and_says_so() -> None:
+    settings = EngineSettings(model="any", arena_bytes="2500Ki")
+    plain = plan_engine(TINY, settings.model_copy(update={"speculation": "off"}), CPU)
+    chosen = plan_engine(TINY, settings, CPU)
+    assert (chosen.pages, chosen.slots) == (plain.pages, plain.slots)
+    assert any("head" in note and "left out" in note for note in chosen.notes)
+    assert not any("head" in note for note in plain.notes)
 
 
 def test_a_length_beyond_the_model_is_named_as_the_cause() -> None:
