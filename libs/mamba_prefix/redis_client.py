@@ -1,5 +1,8 @@
 """Makes the client for an address of a Redis, which connects when first used, waits briefly, tries once."""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -38,6 +41,26 @@ def make_client(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
     if parts.scheme.endswith("+sentinel"):
         return _behind_sentinels(parts, {**options, "retry": once})
     return redis.Redis.from_url(url, retry=once, **options)
+
+
+@contextlib.asynccontextmanager
+async def answers_within(seconds: float) -> AsyncIterator[None]:
+    """Limit the calls of a client in the block to `seconds` together. Raises TimeoutError.
+
+    The client limits a silence alone, and an answer may come byte by byte. A cancellation of the block always
+    ends the block with CancelledError: the client sends within `asyncio.wait_for`, which before Python 3.12
+    answers a cancellation with the result if that came in the same turn of the loop. A task that lost its
+    only cancellation would go on for ever, and whoever ends the task would wait for it.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    cancellations = task.cancelling()
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    finally:
+        if task.cancelling() > cancellations:
+            raise asyncio.CancelledError
 
 
 def _behind_sentinels(parts: SplitResult, options: dict[str, Any]) -> Client:

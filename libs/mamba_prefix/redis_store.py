@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from redis.exceptions import RedisError
 
 from mamba_prefix.errors import RedisAway
-from mamba_prefix.redis_client import ANSWER_SECONDS, Client
+from mamba_prefix.redis_client import ANSWER_SECONDS, Client, answers_within
 from mamba_prefix.redis_keys import RedisKeys
 from mamba_prefix.store import (
     HEARTBEAT_SECONDS,
@@ -36,21 +36,12 @@ Method = Callable[Concatenate["RedisStore", P], Coroutine[Any, Any, R]]
 def _raises_redis_away(method: Method[P, R]) -> Method[P, R]:
     @functools.wraps(method)
     async def guarded(self: "RedisStore", *arguments: P.args, **named: P.kwargs) -> R:
-        task = asyncio.current_task()
-        assert task is not None
-        cancellations = task.cancelling()
         try:
-            # The client limits a silence, and this the whole call: an answer may also come byte by byte.
-            async with asyncio.timeout(2 * ANSWER_SECONDS):
+            async with answers_within(2 * ANSWER_SECONDS):
                 return await method(self, *arguments, **named)
         except (RedisError, OSError, TimeoutError, ValueError, IndexError) as error:
             # With the type, since some of the client's messages are empty.
             raise RedisAway(f"{type(error).__name__}: {error}") from error
-        finally:
-            if task.cancelling() > cancellations:
-                # The client sends within `asyncio.wait_for`, which before Python 3.12 answers a cancellation
-                # with the result if that came in the same turn of the loop; the caller waits for the end.
-                raise asyncio.CancelledError
 
     return guarded  # type: ignore[return-value] # mypy does not see through `wraps`
 

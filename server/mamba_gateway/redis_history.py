@@ -5,14 +5,13 @@ changes all three in one step. Redis holds names of keys and what clients wrote 
 that is idle for the time to live leaves nothing behind. Every failure is a HistoryAway.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from mamba_edge.history.errors import HistoryAway
-from mamba_prefix.redis_client import Client
+from mamba_prefix.redis_client import Client, answers_within
 
 REDIS_SECONDS = 1.0
 """Longest wait for Redis."""
@@ -120,7 +119,7 @@ class RedisHistory:
         tagged = f"mambaserve:history:1:{{{self._scope}:{client}}}"
         keys = (f"{tagged}:entries", f"{tagged}:used", f"{tagged}:bytes")
         try:
-            async with asyncio.timeout(REDIS_SECONDS):
+            async with answers_within(REDIS_SECONDS):
                 return await self._client.eval(script, len(keys), *keys, *self._limits, *arguments)
         except (RedisError, OSError, TimeoutError, ValueError) as error:
             raise HistoryAway(

@@ -7,7 +7,6 @@ later than any lease does are removed: a key has its full allowance again within
 RedisAway.
 """
 
-import asyncio
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -23,7 +22,7 @@ from mamba_gateway.admission.allowance import (
 )
 from mamba_gateway.key_limits import KeyLimits
 from mamba_prefix.errors import RedisAway
-from mamba_prefix.redis_client import Client
+from mamba_prefix.redis_client import Client, answers_within
 
 ENTER_SECONDS = 0.2
 """Longest time, in seconds, that a request waits for Redis before this gateway counts alone."""
@@ -127,7 +126,7 @@ class SharedAllowances:
         self, seconds: float, script: str, keys: tuple[str, ...], arguments: tuple[Any, ...]
     ) -> Any:
         try:
-            async with asyncio.timeout(seconds):
+            async with answers_within(seconds):
                 return await self._client.eval(script, len(keys), *keys, *arguments)
         except (RedisError, OSError, TimeoutError, ValueError, IndexError) as error:
             raise RedisAway(f"{type(error).__name__}: {error}") from error

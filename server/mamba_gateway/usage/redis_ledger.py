@@ -6,7 +6,6 @@ keys and numbers, never a key. A day expires by itself. Anybody with the passwor
 so fields that no gateway can have written are left out. Every failure is a LedgerAway.
 """
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Sequence
 from typing import Any, cast
@@ -17,7 +16,7 @@ from redis.exceptions import RedisError
 from mamba_edge.usage.usage_sum import UsageFeed, UsageSum
 from mamba_gateway.errors import LedgerAway
 from mamba_gateway.usage.ledger_store import LedgerEntry, field_of
-from mamba_prefix.redis_client import Client
+from mamba_prefix.redis_client import Client, answers_within
 
 LEDGER_SECONDS = 2.0
 """Longest wait for Redis."""
@@ -72,7 +71,7 @@ class RedisLedger:
 
     async def _answer(self, call: Awaitable[Any]) -> Any:
         try:
-            async with asyncio.timeout(LEDGER_SECONDS):
+            async with answers_within(LEDGER_SECONDS):
                 return await call
         except (RedisError, OSError, TimeoutError, ValueError) as error:
             raise LedgerAway(

@@ -1,4 +1,4 @@
-"""The store over a client that behaves badly: its failures are Redis being away, and all of it ends."""
+"""Stores in Redis over a client that behaves badly: each call ends, failures as Redis being away."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 
 from eventually import PATIENCE
+from mamba_edge.usage.usage_sum import UsageEntry, UsageFeed, UsageSum
+from mamba_gateway.admission.shared_allowance import SharedAllowances
+from mamba_gateway.key_limits import KeyLimits
+from mamba_gateway.redis_history import RedisHistory
+from mamba_gateway.usage.redis_ledger import RedisLedger
 from mamba_prefix.errors import RedisAway
 from mamba_prefix.follower import Follower
 from mamba_prefix.prefix_index import PrefixIndex
@@ -24,6 +29,9 @@ class Client:
         self.answer = answer
 
     async def srandmember(self, key: str, number: int) -> Any:
+        return await self.answer()
+
+    async def eval(self, script: str, keys: int, *arguments: Any) -> Any:
         return await self.answer()
 
     async def aclose(self) -> None:
@@ -60,6 +68,28 @@ async def test_a_follower_that_is_cancelled_ends_whatever_the_client_makes_of_it
     done, _ = await asyncio.wait([following], timeout=PATIENCE)
     assert done
     assert following.cancelled()
+
+
+FEED = UsageFeed("one", "model", 1, [UsageEntry("2026-11-30", "team", "", 1, UsageSum())])
+WRITES: dict[str, Callable[[Client], Coroutine[Any, Any, Any]]] = {
+    "ledger": lambda client: RedisLedger(client, "ns", 1).put(FEED),
+    "history": lambda client: RedisHistory(client, "ns", 60, 1000).delete("team", "id"),
+    "allowances": lambda client: SharedAllowances(client, "ns").leave("team", "lease", 1, KeyLimits()),
+}
+
+
+@pytest.mark.parametrize("answer", [deaf, fails_when_cancelled])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@in_virtual_time
+async def test_a_writer_that_is_cancelled_ends_whatever_the_client_makes_of_it(
+    write: Callable[[Client], Coroutine[Any, Any, Any]], answer: Answer
+) -> None:
+    """A gateway that ends would wait for it for ever."""
+    writing = asyncio.create_task(write(Client(answer)))
+    await asyncio.sleep(0.1)
+    writing.cancel()
+    await asyncio.wait([writing], timeout=PATIENCE)
+    assert writing.cancelled()
 
 
 @in_virtual_time
