@@ -5,12 +5,13 @@ of them on either core, of the shipped model. Phases take turns: the streams of 
 prompts that come one after the other without end, and as a control beside a process that computes without end
 on the core of the first engine. No state arrives in the control, so its gaps show what shared cores cost.
 Drafts are off unless `--speculation` says otherwise: a step with drafts brings several tokens at once, and
-its gap is theirs together.
+its gap is theirs together, so tokens a second stand beside the gaps. Several values take turns, too.
 """
 
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
@@ -77,10 +78,15 @@ def body(prompt: Sequence[int], tokens: int, *, stream: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def gaps_of(session: aiohttp.ClientSession, door: str, seed: int, until: float) -> list[float]:
-    """Return the gaps of one stream, in seconds, its beginning left out."""
-    prompt, gaps, last = [5 + seed % 200] * 8, [], 0.0
-    async with session.post(f"{door}/v1/completions", json=body(prompt, TOKENS, stream=True)) as answer:
+async def gaps_of(
+    session: aiohttp.ClientSession, door: str, seed: int, until: float
+) -> tuple[list[float], float]:
+    """Return the gaps of one stream, in seconds, its beginning left out, and its tokens a second."""
+    prompt, gaps, began, last = [5 + seed % 200] * 8, [], time.monotonic(), 0.0
+    asked = body(prompt, TOKENS, stream=True)
+    asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    tokens = 0
+    async with session.post(f"{door}/v1/completions", json=asked) as answer:
         answer.raise_for_status()
         async for line in answer.content:
             if not line.startswith(b"data: {"):
@@ -90,8 +96,11 @@ async def gaps_of(session: aiohttp.ClientSession, door: str, seed: int, until: f
                 gaps.append(now - last)
             last = now
             if now >= until:
+                tokens = json.loads(line[6:])["usage"]["completion_tokens"]
                 break
-    return gaps[5:]
+    if not tokens:
+        raise RuntimeError(f"a stream had {TOKENS} tokens before its phase ended: take a shorter --seconds")
+    return gaps[5:], tokens / (last - began)
 
 
 async def prompts_of(
@@ -108,8 +117,11 @@ async def prompts_of(
         waits.append(time.monotonic() - began)
 
 
-async def phase(door: str, length: int, seconds: float, seed: int) -> tuple[list[float], list[float]]:
-    """Return the gaps of the streams, and the seconds of each prompt; `length` 0 = no prompts."""
+async def phase(door: str, length: int, seconds: float, seed: int) -> tuple[list[float], float, list[float]]:
+    """Return the gaps of the streams, their tokens a second together, and the seconds of each prompt.
+
+    `length` 0 = no prompts.
+    """
     waits: list[float] = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         until = time.monotonic() + seconds
@@ -120,11 +132,11 @@ async def phase(door: str, length: int, seconds: float, seed: int) -> tuple[list
                 for each in range(2)
             ]
         streams = (gaps_of(session, door, 10 * seed + number, until) for number in range(STREAMS))
-        gaps = await asyncio.gather(*streams)
+        told = await asyncio.gather(*streams)
         for each in work:
             each.cancel()
         await asyncio.gather(*work, return_exceptions=True)
-    return [gap for each in gaps for gap in each], waits
+    return [gap for gaps, _ in told for gap in gaps], sum(rate for _, rate in told), waits
 
 
 def p99(gaps: Sequence[float]) -> float:
@@ -139,24 +151,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="length of a phase")
     parser.add_argument("--prompt-tokens", type=int, default=8000)
     parser.add_argument("--pairs", nargs="*", choices=[*PAIRS], default=[*PAIRS])
-    parser.add_argument("--speculation", default="off", help="value of --speculation of all engines")
+    parser.add_argument(
+        "--speculation",
+        nargs="+",
+        default=["off"],
+        help="values of --speculation, each for engines of its own",
+    )
     options = parser.parse_args(arguments)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in options.pairs}
+    kinds = {f"{name}, drafts {each}": (name, each) for name in options.pairs for each in options.speculation}
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     with contextlib.ExitStack() as stack:
-        doors = {name: stack.enter_context(pair(PAIRS[name], options.speculation)) for name in found}
+        doors = {kind: stack.enter_context(pair(PAIRS[name], each)) for kind, (name, each) in kinds.items()}
         for number in range(options.rounds):
             for name, door in doors.items():
-                alone, _ = asyncio.run(phase(door, 0, options.seconds, 3 * number))
-                beside, waits = asyncio.run(
+                alone, rate_alone, _ = asyncio.run(phase(door, 0, options.seconds, 3 * number))
+                beside, rate_beside, waits = asyncio.run(
                     phase(door, options.prompt_tokens, options.seconds, 3 * number + 1)
                 )
                 with busy_core():
-                    control, _ = asyncio.run(phase(door, 0, options.seconds, 3 * number + 2))
+                    control, _, _ = asyncio.run(phase(door, 0, options.seconds, 3 * number + 2))
                 found[name].append(
                     {
                         "alone_median_ms": 1000 * median(alone), "alone_p99_ms": p99(alone),
                         "beside_median_ms": 1000 * median(beside), "beside_p99_ms": p99(beside),
                         "control_median_ms": 1000 * median(control), "control_p99_ms": p99(control),
+                        "alone_tokens_per_second": rate_alone, "beside_tokens_per_second": rate_beside,
                         "prompts": len(waits), "gaps": len(beside),
                         "ratio": p99(beside) / p99(alone), "ratio_of_control": p99(control) / p99(alone),
                         "load_average": os.getloadavg()[0],
@@ -168,8 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "",
         (
             f"- {STREAMS} streams; two prompts of {options.prompt_tokens} tokens at a time; medians of "
-            f"{options.rounds} rounds of {options.seconds:g} s each, which take turns; "
-            f"speculation {options.speculation}"
+            f"{options.rounds} rounds of {options.seconds:g} s each, which take turns"
         ),
         "",
         f"| two engines | {' | '.join(column.replace('_', ' ') for column in columns)} |",
