@@ -84,7 +84,7 @@ mutants: setup ## seed known defects one by one and see the tests notice each
 	@$(PY) tests/mutants/run.py
 
 # The files of tests that try all cases of their matrices only here.
-WHOLE_MATRICES = $(shell grep -rlE "^from matrix_size import LARGE" tests/conformance tests/integration tests/kube tests/unit | grep -v "/conftest.py\|/interpreted/")
+WHOLE_MATRICES = $(shell grep -rlE "^from matrix_size import" tests/conformance tests/integration tests/kube tests/unit | grep -v "/conftest.py\|/interpreted/")
 gates: setup ## the correctness gates of the state cache and the kernels, and all other matrices, whole
 	@MAMBASERVE_GATES=large $(PYTEST) $(WHOLE_MATRICES) tests/gates tests/unit/kernels/cpu tests/unit/kernels/triton/test_compiled*.py \
 	  tests/unit/kernels/triton/test_interpreted.py \

@@ -18,7 +18,6 @@ from disruptions import (
     evict,
     kill_leader,
     kill_operators,
-    replace_engines,
     scale,
     settle,
 )
@@ -216,11 +215,13 @@ def test_a_change_of_the_strategy_converges_and_no_request_fails_meanwhile(serve
 def test_no_request_fails_while_pods_are_replaced_added_evicted_and_operators_die(
     served: Deployed,
 ) -> None:
+    """All in one course: each start of the traffic takes as long as one of its phases."""
     course = Course(served)
 
-    with course.traffic(streams=12, rate=20):
-        with course.phase("an engine is replaced"):
-            replace_engines(served, {"env": [{"name": "REPLACED", "value": "1"}]})
+    with course.traffic(streams=8, rate=8):
+        with course.phase("clients are asked for keys, and every pod is replaced by one with a key"):
+            ask_for_keys(served, True)
+        refused = course.without_key()
         with course.phase("the only gateway is evicted, and all operators killed"):
             kill_operators(served, Random(0), longest=0)
             evict(served, "gateway", 1)
@@ -229,9 +230,13 @@ def test_no_request_fails_while_pods_are_replaced_added_evicted_and_operators_di
             evict(served, "engine", 1)
         with course.phase("back to one"):
             scale(served, 1)
+        with course.phase("nobody is asked for keys any more"):
+            ask_for_keys(served, False)
+        taken = course.without_key()
         course.wait_answered_in_all(500)
 
     assert course.failures == []
+    assert (refused, taken) == (401, 200)
     assert sum(one.streamed for one in course.requests) >= 400
 
 
@@ -250,22 +255,6 @@ def test_another_operator_takes_over_from_one_that_dies_and_acts(served: Deploye
         course.wait_answered_in_all(50)
 
     assert course.failures == []
-
-
-def test_no_request_fails_while_keys_are_asked_for_and_then_no_more(served: Deployed) -> None:
-    course = Course(served)
-
-    with course.traffic(streams=8, rate=15):
-        with course.phase("clients are asked for keys, engines for theirs"):
-            ask_for_keys(served, True)
-        refused = course.without_key()
-        with course.phase("nobody is asked for keys any more"):
-            ask_for_keys(served, False)
-        taken = course.without_key()
-        course.wait_answered_in_all(200)
-
-    assert course.failures == []
-    assert (refused, taken) == (401, 200)
 
 
 def everything(deployed: Deployed) -> dict[str, set[str]]:

@@ -11,6 +11,7 @@ from mamba_api.v1alpha1 import PlanStatus
 from mamba_kernels.cpu.library import library
 from mamba_planner.memory import RUNTIME_BYTES
 from mamba_planner.workspace import BLOCK_LOGITS
+from matrix_size import only_in_gates
 from servers import Server, call
 from testmodels.checkpoints import random_nemotron_h
 
@@ -61,6 +62,7 @@ def test_what_a_server_takes_beside_its_plan_is_bounded(tmp_path: Path) -> None:
         assert 0 < taken < BESIDE_THE_PLAN
 
 
+@only_in_gates("18 processor seconds; the unit tests of the workspace try each part of a step")
 @pytest.mark.slow
 def test_the_worst_step_of_a_large_vocabulary_stays_inside_its_workspace(tmp_path: Path) -> None:
     directory = random_nemotron_h(tmp_path / "model", vocab_size=131_072)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from mambaserve import LLM, EngineEnded, RequestRefused, StateMismatch
-from matrix_size import LARGE
+from matrix_size import LARGE, only_in_gates
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/python"
@@ -125,6 +125,7 @@ input()
 """Program that runs the notebook but for its last line, and keeps its engine."""
 
 
+@only_in_gates("the program beside the notebook runs in each run, and so does each call of the notebook")
 @pytest.mark.slow
 def test_the_notebook_runs_and_its_engine_dies_with_the_program(tmp_path: Path) -> None:
     with subprocess.Popen(

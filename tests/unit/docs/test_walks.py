@@ -12,6 +12,7 @@ import pytest
 
 from mamba_api import quantity
 from mamba_text import markers
+from matrix_size import LARGE
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,7 +30,11 @@ def walks() -> ModuleType:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
-    ["walk-of-a-request.md", "walk-of-a-prompt.md", "walk-of-a-reconcile.md", "walk-of-a-strategy.md"],
+    [
+        "walk-of-a-request.md",
+        "walk-of-a-reconcile.md",
+        *(["walk-of-a-prompt.md", "walk-of-a-strategy.md"] if LARGE else []),
+    ],
 )
 def test_the_page_of_a_walk_has_the_files_that_are_passed(page: str) -> None:
     done = subprocess.run(

@@ -17,6 +17,7 @@ from mamba_kernels.cpu.mamba_decode import MambaDecoder
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.state_replay import RingPlan, delta_width, scan_width
 from mamba_kernels.stochastic_rounding import round_to_float16_
+from matrix_size import only_in_gates
 from testmodels import mixers
 from testmodels.chunks import CPU, ints
 from testmodels.delta_mixers import EPS, DeltaMixerRows
@@ -211,6 +212,7 @@ def test_rings_and_plans_of_another_shape_are_refused(library: Library, rule: st
             steps.replay(state, steps.inputs(0), plan, RingPlan(CPU, rows), memory, out)
 
 
+@only_in_gates("17 processor seconds of a compiler; Triton's kernels are counted in each run")
 @pytest.mark.parametrize(
     ("rule", "sizes"),
     [("mamba2", (1, 64, 128, 1, 4)), ("delta", (1, 1, 64, 128, 4))],
