@@ -229,14 +229,18 @@ def roll_gateways(deployed: Deployed, value: str) -> None:
     settle(deployed, "gateway", len(before), before)
 
 
-def ask_for_keys(deployed: Deployed, asked: bool) -> None:
-    """Add or remove `spec.gateway.auth`, and with it the key that engines require of gateways."""
+def ask_for_keys(deployed: Deployed, asked: bool, *, engines: int | None = None) -> None:
+    """Add or remove `spec.gateway.auth`, and with it the key that engines require of gateways.
+
+    `engines`: number of engines from then on, set by the same change; None = as many as before.
+    """
     if asked:
         data = {names.API_KEYS_KEY: f"{CLIENT_KEY} traffic\n"}
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": KEYS}, "stringData": data}
         deployed.node.apply(secret, deployed.namespace)
     before = {component: _names(pods(deployed, component)) for component in ("engine", "gateway")}
-    deployed.patch({"gateway": {"auth": {"secretRef": {"name": KEYS}} if asked else None}})
+    change: dict[str, Any] = {"gateway": {"auth": {"secretRef": {"name": KEYS}} if asked else None}}
+    deployed.patch(change if engines is None else {**change, "replicas": engines})
 
     def switched() -> bool:
         old_pods = [one for component in before for one in pods(deployed, component)]
@@ -244,7 +248,8 @@ def ask_for_keys(deployed: Deployed, asked: bool) -> None:
 
     deployed.node.wait_for(switched, "pods with a key" if asked else "pods without one", timeout=ENDED)
     for component, those in before.items():
-        settle(deployed, component, len(those), those)
+        count = len(those) if engines is None or component != "engine" else engines
+        settle(deployed, component, count, those)
 
 
 def drain_node(deployed: Deployed, away: float) -> None:
