@@ -51,9 +51,12 @@ HOWTO_FIGURES = (
              picked(median, "beside_p99_ms", rows=_UNIFIED), picked(median, "ratio", rows=_UNIFIED),
              picked(min, "ratio", rows=_POOLS), picked(max, "ratio", rows=_POOLS))),
     Figures("docs/howto/disaggregate.md", "With drafts, which",
-            "python -m benchmarks.pool_gaps --speculation auto",
+            "python -m benchmarks.pool_gaps --pairs pools --speculation off auto",
             ("2026-11-30-pool-gaps",),
-            (picked(median, "beside_p99_ms", rows=_POOLS), picked(median, "ratio", rows=_POOLS))),
+            (*(picked(median, "beside_tokens_per_second", rows=f"{_POOLS}, drafts {each}")
+               for each in ("auto", "off")),
+             *(picked(median, key, rows=f"{_POOLS}, drafts {each}")
+               for key in ("beside_p99_ms", "ratio") for each in ("auto", "off")))),
     Figures("docs/howto/keep-a-conversation.md", "An engine that joins two",
             "python -m benchmarks.joining_engine", ("2026-11-28-joining-engine",),
             (picked(median, "share", warm=True), "100",

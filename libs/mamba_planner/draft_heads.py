@@ -44,9 +44,11 @@ def auto_uses_head(model: ModelConfig, settings: EngineSettings, device: DeviceK
 
     It does on CPUs, where a head that reads all tokens is measured to pay, and where the configuration names
     a head: sizes of files alone do not tell whether there is one. An engine with adapters does not use the
-    head.
+    head, nor does an engine of a pool: the head's layer of pages would travel with each state, and what that
+    takes from the steps of a decode engine was measured to be more than the head saves.
     """
-    return model.has_head and device == "cpu" and not settings.lora_places and _readable(model)
+    is_alone = settings.role == "unified" and not settings.lora_places
+    return model.has_head and device == "cpu" and is_alone and _readable(model)
 
 
 def _readable(model: ModelConfig) -> bool:

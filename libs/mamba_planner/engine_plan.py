@@ -109,8 +109,7 @@ def affordable_model(
     """Return the model as an engine with these settings runs it, and the bytes of its weights.
 
     With speculation auto, the model's own head is left out where an engine with the head does not fit: a
-    default must not refuse what fits without it. Engines of a pool keep the head, as the pages that two pools
-    hand over must be the same. Raises UnusableInput as `plan_engine`.
+    default must not refuse what fits without it. Raises UnusableInput as `plan_engine`.
 
     Args:
         model: the model; with its head if it is known that the engine has the head.
@@ -119,8 +118,7 @@ def affordable_model(
         device: the device and its memory.
     """
     planned, planned_bytes = planned_model(model, settings, weights_bytes, device.kind)
-    is_chosen = settings.speculation == "auto" and planned.draft_head and not model.draft_head
-    if not is_chosen or settings.role != "unified":
+    if settings.speculation != "auto" or planned.draft_head == model.draft_head:
         return planned, planned_bytes
     try:
         plan(planned, Constraints.of(settings), device, planned_bytes, Workload.of(settings))

@@ -123,7 +123,7 @@ class SchedulerSettings(SettingsGroup):
     """Drafts of tokens that a step checks together: off = none; ngram = what followed the last tokens earlier
     in the text; mtp = what the checkpoint's own head foresees (Nemotron 3, Qwen3-Next, Qwen3.5); auto = what
     is measured to save the most time in a step, also none: as ngram, and on a CPU also as mtp if the
-    configuration names a head and there are no adapters; draft=URI = what a second, smaller model with the
+    configuration names a head, without adapters and pools; draft=URI = what a second, smaller model with the
     same tokenizer writes, whose directory or URI has the forms of model; default: auto on a CPU, unless
     batch_invariant or a number of state_replay is set, and off on a GPU."""
     speculative_tokens: int = Field(_default(Engine, "speculative_tokens"), ge=1, le=32)

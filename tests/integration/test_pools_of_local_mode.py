@@ -20,6 +20,8 @@ POOLS = {
     "spec": {
         "model": {"uri": "builtin://tiny-recall"},
         "resources": {"gpus": 0},
+        # Pages with the head's layer go from pool to pool.
+        "engine": {"speculation": "Mtp"},
         "memory": {"arena": "16Mi"},
         "stateCache": {"hostMemory": "16Mi"},
         "disaggregation": {"decode": {"stateCache": {"strategy": "ExtraBuffer"}}},

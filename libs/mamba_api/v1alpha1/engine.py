@@ -373,10 +373,10 @@ class Engine(ApiModel):
     the last tokens earlier in prompt and answer. Mtp drafts with the checkpoint's own head (Nemotron 3,
     Qwen3-Next, Qwen3.5), whose keys and values are one more layer of pages. Auto drafts where that is
     measured to save time: as Ngram, and on a CPU also as Mtp if the configuration names a head and there are
-    no adapters. draft=URI drafts with a second, smaller model of the same tokenizer, whose URI has the forms
-    of model.uri; it is downloaded as the model is, with the same Secrets. Answers are the same with and
-    without. Drafts take memory, which the plan counts. Defaults to Auto without GPUs, unless batchInvariant
-    is true, and to Off with GPUs."""
+    neither adapters nor pools. draft=URI drafts with a second, smaller model of the same tokenizer, whose URI
+    has the forms of model.uri; it is downloaded as the model is, with the same Secrets. Answers are the same
+    with and without. Drafts take memory, which the plan counts. Defaults to Auto without GPUs, unless
+    batchInvariant is true, and to Off with GPUs."""
     speculative_tokens: Annotated[int, Field(ge=1, le=32)] = 7
     """Maximum number of drafted tokens of an answer in one step."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []

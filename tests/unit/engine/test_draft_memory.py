@@ -221,6 +221,8 @@ def test_auto_plans_with_the_head_that_the_configuration_names_as_the_engine_doe
     # Nowhere else is a head measured to pay, and it has no adapters.
     assert planned("auto", "cuda").page_bytes == ngram.page_bytes
     assert planned("auto", "cpu", max_loras=1, max_lora_rank=4).page_bytes == ngram.page_bytes
+    # A layer more would travel with each state of a pool.
+    assert planned("auto", "cpu", role="decode", transfer_port=0).page_bytes == ngram.page_bytes
 
 
 def test_auto_serves_a_copy_that_leaves_out_the_head_that_its_configuration_names(tmp_path: Path) -> None:
