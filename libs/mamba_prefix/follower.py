@@ -191,7 +191,12 @@ class Follower:
             for where, raw in await self._store.between(start, self._position):
                 start = where
                 message = self._unpack(raw, "batch", where)
-                if isinstance(message, Change) and message.engine in engines:
+                # What an earlier process of the engine wrote is void: the snapshot came after it.
+                if (
+                    isinstance(message, Change)
+                    and message.engine in engines
+                    and (message.cleared or self._index.has_run(message.engine, message.incarnation))
+                ):
                     self._apply(message)
             # The last entry of the stream: a stream that began again may be far behind our position.
             self._position = start

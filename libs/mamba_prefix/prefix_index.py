@@ -244,6 +244,11 @@ class PrefixIndex:
             and (view.fingerprint, view.page_size) == (beat.fingerprint, beat.page_size)
         )
 
+    def has_run(self, engine: str, incarnation: str) -> bool:
+        """Return whether the entries of `engine` are those of its process `incarnation`."""
+        view = self._views.get(engine)
+        return view is not None and view.incarnation == incarnation
+
     def doubt(self, engine: str, *, again: bool = False) -> None:
         """Mark the entries of `engine` as incomplete.
 

@@ -66,6 +66,24 @@ async def test_the_copy_equals_the_trees_through_restarts_and_losses_of_redis(
         assert not made.false_positives
 
 
+async def test_what_an_engine_wrote_before_it_began_anew_makes_no_gateway_doubt_it(
+    redis_server: RedisServer,
+) -> None:
+    """The engine is idle afterwards: its next batch would hide the doubt."""
+    async with real_world(redis_server.url) as made:
+        engine = made.start("a")
+        await until(lambda: made.agrees)
+        # As the stream forgets its first batches, of which one voids all that is older.
+        redis_server.command("XTRIM", RedisKeys("ns/model").stream, "MAXLEN", "0")
+        engine.change(5)
+        await until(lambda: made.agrees)
+        await engine.kill()
+        made.start("a").change(5)
+        await until(lambda: made.agrees)
+        made.new_gateway()
+        await until(lambda: made.agrees)
+
+
 async def test_who_dies_leaves_nothing_that_stays(redis_server: RedisServer) -> None:
     async with real_world(redis_server.url) as made:
         made.start("a").change(10)
