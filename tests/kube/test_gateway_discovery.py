@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from eventually import PATIENCE
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_gateway.endpoints.discovery import watch_engines
@@ -170,7 +169,7 @@ async def test_a_held_request_writes_the_time_and_the_gateway_may_write_nothing_
         await asyncio.sleep(0.3)
         assert await asyncio.to_thread(asked) is None
         waker.request()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(15):
             while await asyncio.to_thread(asked) is None:  # noqa: ASYNC110 - in another process
                 await asyncio.sleep(0.05)
         task.cancel()
@@ -216,7 +215,7 @@ async def test_the_command_watches_the_engines_of_its_deployment(control_plane, 
     )
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(60):
             url = ""
             while not url and (line := (await process.stderr.readline()).decode()):
                 if found := re.search(r"ready at (http://\S+)", line):

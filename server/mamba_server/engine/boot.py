@@ -159,9 +159,11 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     rule = replay_rule(settings, config, device)
     settings = with_rule(settings, rule)
     device_memory = _memory(settings, device)
-    plain_weights = _weights(directory, config, dtype, settings, device)
-    config, _ = affordable_model(config, settings, plain_weights, device_memory)
     weights = _weights(directory, config, dtype, settings, device)
+    affordable, _ = affordable_model(config, settings, weights, device_memory)
+    if affordable.draft_head != config.draft_head:
+        config = affordable
+        weights = _weights(directory, config, dtype, settings, device)
     plan = plan_engine(config, settings, device_memory, weights)
     if settings.quantization != "fp8":
         # No C++ kernel multiplies FP8.

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from eventually import PATIENCE, until
+from eventually import until
 from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
 from prefork import FORK_SERVER, ForkedProcess
@@ -197,6 +197,8 @@ class Gateway:
 
 
 COMMAND = ("-m", "mamba_cli", "gateway")
+PATIENCE = 30.0
+"""Longest wait for a real process, in seconds."""
 EngineFactory = Callable[..., Awaitable[FakeEngine]]
 Spawn = Callable[..., Awaitable[tuple[ForkedProcess, str]]]
 GatewayFactory = Callable[..., Awaitable[Gateway]]
@@ -261,7 +263,7 @@ async def gateway(client: aiohttp.ClientSession) -> AsyncIterator[GatewayFactory
 
 async def seen_ready(client: aiohttp.ClientSession, gateway: Gateway, count: int) -> None:
     """Return when the gateway counts this many ready endpoints."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         while True:
             async with client.get(f"{gateway.url}/readyz") as response:
                 body = await response.json()

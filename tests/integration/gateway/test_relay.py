@@ -10,8 +10,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from eventually import PATIENCE
-
 BODY = {"model": "m", "prompt": "x"}
 
 
@@ -74,7 +72,7 @@ async def test_an_event_reaches_the_client_before_the_next_one_is_made(engine, g
         return response
 
     through = await gateway(await engine(handler=gated))
-    async with asyncio.timeout(PATIENCE), client.post(f"{through.url}/v1/completions", json=BODY) as relayed:
+    async with asyncio.timeout(5), client.post(f"{through.url}/v1/completions", json=BODY) as relayed:
         assert await relayed.content.readline() == b"data: 1\n"
         gate.set()
         assert await relayed.content.read() == b"\ndata: 2\n\n"
@@ -201,7 +199,7 @@ async def test_a_body_that_does_not_come_gets_408(engine, gateway) -> None:
     port = int(through.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         got = await reader.read()
     writer.close()
     await writer.wait_closed()
@@ -352,7 +350,7 @@ async def test_a_client_that_speaks_http_1_0_gets_its_answer(engine, gateway) ->
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(BODY).encode()
     writer.write(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         got = await reader.read()
     writer.close()
     await writer.wait_closed()

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from asgi import ask
-from eventually import PATIENCE
 from mamba_edge.api_keys import KeyFile
 from mamba_prefix.messages import Feed, pack_entries, unpack
 from mamba_prefix.prefix_index import entries_of
@@ -68,7 +67,7 @@ async def test_who_waits_when_the_server_ends_is_let_go() -> None:
     waiting = asyncio.create_task(feed(api, f"incarnation={changes.incarnation}&since={changes.seq}&wait=30"))
     await asyncio.sleep(1)
     changes.close()
-    await asyncio.wait_for(waiting, PATIENCE)
+    await asyncio.wait_for(waiting, 1)
 
 
 @in_virtual_time
@@ -78,7 +77,7 @@ async def test_a_new_engine_process_is_told_at_once_with_what_it_has() -> None:
     waiting = asyncio.create_task(feed(api, f"incarnation={changes.incarnation}&since={changes.seq}&wait=30"))
     await asyncio.sleep(1)
     changes.lose()
-    told = await asyncio.wait_for(waiting, PATIENCE)
+    told = await asyncio.wait_for(waiting, 1)
     assert told.snapshot is not None
     assert told.snapshot.entries == b""
 

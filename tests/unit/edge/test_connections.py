@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eventually import PATIENCE, turns, until
+from eventually import turns, until
 from mamba_edge.connection import connection_room
 from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.listener import listen
@@ -205,11 +205,11 @@ async def test_a_client_that_asks_before_it_sends_is_told_to_go_on(served: Serve
     reader, writer = await served.connect(
         request(b"", "Expect: 100-continue", "Connection: close", length=len(body))
     )
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         assert (await reader.readline()).startswith(b"HTTP/1.1 100 ")
     finishing = asyncio.create_task(finish_all(served.api, 1))
     writer.write(body)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         assert b"HTTP/1.1 200 " in await reader.read()
     await finishing
 
@@ -245,7 +245,7 @@ async def test_a_client_that_vanishes_in_the_middle_of_a_stream_is_aborted(
     reader, writer = await served.connect(request(prompt("a", stream=True, max_tokens=100)))
     await until(lambda: api.engine.requests)
     api.engine.delta("first")
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         assert await reader.readline()
     if reset:
         writer.transport.abort()
@@ -304,12 +304,12 @@ async def test_an_answer_under_way_outlives_the_limits_of_its_connection(served:
     await until(lambda: served.api.engine.requests)
     for _ in range(4):
         served.api.engine.delta("word ")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(5):
             while b"word" not in (line := await reader.readline()):
                 assert line
         await beyond_the_short_limits()
     served.api.engine.delta([], finish_reason="length")
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         assert b"[DONE]" in await reader.read()
 
 
@@ -339,7 +339,7 @@ async def test_beside_as_many_requests_as_may_be_probes_pass_and_others_are_told
     assert b"retry-after: 2\r\n" in answer
     assert b'"code":"overloaded"' in answer
     finishing = asyncio.create_task(finish_all(served.api, 3))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         assert b" 200 " in await under_way[0][0].readline()
     assert b" 200 " in await served.says(request(prompt("c"), "Connection: close"))
     await finishing
@@ -353,12 +353,12 @@ async def test_idle_connections_give_way_to_whoever_comes_and_the_oldest_goes_fi
     for _ in range(12):
         idle.append((await served.connect(GET))[0])
         assert b"alive" in await idle[-1].readuntil(b"}")
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         assert await idle[0].read() == b""
         assert b"alive" in await served.says(PROBE)
     assert not idle[-1].at_eof()
     served.api.engine.delta("word", finish_reason="length")
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         assert b"[DONE]" in await busy.readuntil(b"[DONE]")
 
 
@@ -372,7 +372,7 @@ async def test_bodies_that_have_been_coming_for_long_give_way_to_a_request(
     finishing = asyncio.create_task(finish_all(served.api, 1))
     assert b" 200 " in await served.says(request(prompt("c"), "Connection: close"))
     await finishing
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         assert (await slow[0][0].read()).startswith(b"HTTP/1.1 503 ")
 
 
@@ -398,7 +398,7 @@ async def test_an_offer_of_another_protocol_is_passed_over(
     head = whole[: -len(sent)]
     finishing = asyncio.create_task(finish_all(served.api, 2))
     reader, writer = await served.connect(*((head, sent) if apart else (whole,)))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         assert b" 200 " in await reader.readline()
         assert b"answer0" in await reader.readuntil(b"answer0")
         # The connection goes on, with another offer and behind one without a body.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventually import PATIENCE, turns, until
+from eventually import turns, until
 from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.listener import listen
 
@@ -67,7 +67,7 @@ async def answers(port: int, *parts: bytes) -> bytes:
         writer.write(part)
         # Each part is read by itself.
         await turns(10)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(20):
         answer = await reader.read()
     writer.close()
     return answer

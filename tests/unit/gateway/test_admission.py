@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from eventually import PATIENCE
 from mamba_edge.errors import TooManyRequests
 from mamba_gateway.admission.admission import Admission, retry_after
 from mamba_gateway.errors import GatewayDraining
@@ -37,7 +36,7 @@ async def test_the_door_is_shut_while_draining_and_those_inside_go_on() -> None:
             pass
         async with admission.permit():
             assert admission.in_flight == 1
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(1):
         await admission.idle()
 
 
@@ -73,7 +72,7 @@ async def test_a_visitor_that_leaves_the_queue_gives_its_turn_away() -> None:
         await asyncio.sleep(0)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(1):
         await staying
     assert admission.in_flight == 0
 
@@ -89,7 +88,7 @@ async def test_a_failure_inside_frees_the_place() -> None:
         async with admission.permit():
             raise RuntimeError
     assert admission.in_flight == 0
-    async with asyncio.timeout(PATIENCE), admission.permit():
+    async with asyncio.timeout(1), admission.permit():
         pass
 
 
@@ -157,7 +156,7 @@ async def test_the_house_is_empty_only_when_the_last_one_left() -> None:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not waiting.done()
-    await asyncio.wait_for(waiting, PATIENCE)
+    await asyncio.wait_for(waiting, 1)
 
 
 @in_virtual_time

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from eventually import PATIENCE
 from mamba_edge.errors import ModelNotFound
 from mamba_gateway.endpoints.pool import Target
 from mamba_gateway.errors import NoEndpoint, RequestTimedOut
@@ -49,7 +48,7 @@ async def test_the_last_engine_answers_while_it_goes_and_another_one_is_asked_fo
 async def test_a_hold_time_of_nothing_refuses_at_once(harness: Harnesses) -> None:
     made = harness(hold_timeout=0)
     with pytest.raises(NoEndpoint):
-        await asyncio.wait_for(made.run(), PATIENCE)
+        await asyncio.wait_for(made.run(), 1)
 
 
 async def test_an_engine_that_comes_is_used_and_one_that_goes_again_is_not(harness: Harnesses) -> None:
@@ -64,7 +63,7 @@ async def test_an_engine_that_comes_is_used_and_one_that_goes_again_is_not(harne
         await asyncio.sleep(0.01)
         assert not asking.done()
         made.engines(engine.url)
-        await asyncio.wait_for(asking, PATIENCE)
+        await asyncio.wait_for(asking, 2)
         assert made.status == 200
         assert made.count("held") == 0
         assert made.wakes >= 3
@@ -76,17 +75,17 @@ async def test_a_model_that_turns_out_to_be_unknown_is_told_while_held(harness: 
     await asyncio.sleep(0.01)
     made.engines("http://e", models=({"id": "other"},))
     with pytest.raises(ModelNotFound, match=r"'m' .*'other'") as caught:
-        await asyncio.wait_for(asking, PATIENCE)
+        await asyncio.wait_for(asking, 2)
     assert caught.value.param == "model"
 
 
 async def test_a_model_that_no_engine_will_serve_wakes_none(harness: Harnesses) -> None:
     made = harness(hold_timeout=30, expected_model="expected")
     with pytest.raises(ModelNotFound, match=r"'m' .*'expected'"):
-        await asyncio.wait_for(made.run(), PATIENCE)
+        await asyncio.wait_for(made.run(), 1)
     made.engines("http://e", models=({"id": "other"},))
     with pytest.raises(ModelNotFound):
-        await asyncio.wait_for(made.run(), PATIENCE)
+        await asyncio.wait_for(made.run(), 1)
     assert made.wakes == 0
 
 
@@ -102,5 +101,5 @@ async def test_a_held_request_that_is_cancelled_is_held_no_more(harness: Harness
 async def test_the_longest_life_ends_the_hold(harness: Harnesses) -> None:
     made = harness(hold_timeout=30, request_timeout=0.05)
     with pytest.raises(RequestTimedOut, match=r"longer than 0\.05 s"):
-        await asyncio.wait_for(made.run(), PATIENCE)
+        await asyncio.wait_for(made.run(), 2)
     assert made.count("held") == 0

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
-from eventually import PATIENCE, until
+from eventually import until
 from kept_spans import KeptSpans, tracing_to
 from mamba_edge.errors import ApiError
 from mamba_gateway.body_fields import UsageMeter
@@ -89,7 +89,7 @@ async def test_the_only_engine_that_died_is_not_tried_again_though_it_came_back(
         await until(lambda: made.count("retries_total", reason="died"))
         made.pool.report(bad.url, ProbeReport(ready=True))
         with pytest.raises(UpstreamLost):
-            await asyncio.wait_for(asking, PATIENCE)
+            await asyncio.wait_for(asking, 2)
         assert len(bad.requests) == 1
 
 
@@ -141,7 +141,7 @@ async def test_an_engine_that_lives_in_silence_for_too_long_is_given_up_without_
             await made.run()
         assert good.requests == []
         assert made.in_flight == [0, 0]
-        await asyncio.wait_for(mute.left.wait(), PATIENCE)
+        await asyncio.wait_for(mute.left.wait(), 2)
 
 
 async def test_a_stream_that_falls_silent_says_so_in_its_last_event(harness: Harnesses) -> None:
@@ -151,7 +151,7 @@ async def test_a_stream_that_falls_silent_says_so_in_its_last_event(harness: Har
         await made.run()
         assert made.body.startswith(b"data: 1\n\n")
         assert b'"upstream_silent"' in made.body
-        await asyncio.wait_for(mute.left.wait(), PATIENCE)
+        await asyncio.wait_for(mute.left.wait(), 2)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ async def test_an_endpoint_that_is_removed_in_the_middle_of_a_stream_finishes_it
         made.pool.set_targets(())
         made.engines(engine.url)
         gate.set()
-        await asyncio.wait_for(asking, PATIENCE)
+        await asyncio.wait_for(asking, 2)
         assert made.body == b"data: 1\n\ndata: [DONE]\n\n"
         assert made.in_flight == [0]
 
@@ -274,7 +274,7 @@ async def test_a_cancelled_request_closes_the_engine_s_connection_whatever_had_c
         await asyncio.sleep(0.03)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await asyncio.wait_for(engine.left.wait(), PATIENCE)
+        await asyncio.wait_for(engine.left.wait(), 1)
         assert made.in_flight == [0]
         assert b"error" not in made.body
 

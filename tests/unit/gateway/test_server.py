@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventually import PATIENCE, until
+from eventually import until
 from mamba_edge.listener import listen, url_of
 from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
@@ -53,7 +53,7 @@ async def gateway() -> AsyncIterator[Start]:
         stop = asyncio.Event()
         settings = GatewaySettings(**{**defaults, **options})
         task = asyncio.create_task(serve(settings, where.set_result, stop=stop, rng=Random(7)))
-        made.append(Running(await asyncio.wait_for(where, PATIENCE), stop, task))
+        made.append(Running(await asyncio.wait_for(where, 5), stop, task))
         return made[-1]
 
     yield start
@@ -63,7 +63,7 @@ async def gateway() -> AsyncIterator[Start]:
 
 
 async def status_of(reader: asyncio.StreamReader) -> int:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         return int((await reader.readline()).split()[1])
 
 
@@ -80,7 +80,7 @@ async def test_an_idle_connection_does_not_hold_up_a_drain(gateway: Start) -> No
     assert await status_of(reader) == 200
     silent_reader, silent = await one.connect()
     assert await one.ended(3) == 0
-    assert await asyncio.wait_for(silent_reader.read(), PATIENCE) == b""
+    assert await asyncio.wait_for(silent_reader.read(), 2) == b""
     for each in (writer, silent):
         each.close()
 
@@ -138,12 +138,12 @@ async def test_a_gateway_that_goes_takes_requests_until_none_has_come_and_lets_t
     async with RawEngine(says(OK)) as engine:
         one = await gateway(backend=(engine.url,), drain_timeout=20, drain_quiet=0.2)
         kept_reader, kept = await one.connect(HEAD, BODY)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(5):
             assert b"connection: close" not in await kept_reader.readuntil(b"\r\n\r\n")
         one.stop.set()
         await asyncio.sleep(0.05)
         kept.writelines((HEAD, BODY))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(5):
             said = await kept_reader.read()  # to the end: the connection is closed
         assert b"HTTP/1.1 200 " in said
         assert b"connection: close" in said
@@ -169,7 +169,7 @@ async def test_an_answer_under_way_when_the_gateway_goes_is_the_last_of_its_conn
         one.stop.set()
         await asyncio.sleep(0.05)
         loaded.set()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(5):
             said = await reader.read()
         assert said.startswith(b"HTTP/1.1 200 ")
         assert await one.ended() == 0
@@ -192,12 +192,12 @@ async def test_an_answer_that_has_promised_to_stay_open_when_the_gateway_goes_ke
     async with RawEngine(speech) as engine:
         one = await gateway(backend=(engine.url,), drain_timeout=20, drain_quiet=0.2, probe_interval=60)
         reader, writer = await one.connect(HEAD, BODY)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(5):
             first = await reader.readuntil(b"data: 1\n\n")
         one.stop.set()
         await asyncio.sleep(0.4)  # longer than it has to be quiet: it waits for what is under way
         rest.set()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(5):
             await reader.readuntil(b"0\r\n\r\n")
             writer.writelines((HEAD, BODY))
             second = await reader.readuntil(b"data: 1\n\n")
@@ -235,7 +235,7 @@ async def test_pages_of_the_origins_it_was_given_may_call(gateway: Start, tmp_pa
         b"OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: https://chat.example.org\r\n"
         b"Access-Control-Request-Method: POST\r\n\r\n"
     )
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ")
     assert b"access-control-allow-origin: https://chat.example.org\r\n" in head.lower()
@@ -252,7 +252,7 @@ async def test_a_stop_before_the_engines_were_looked_at_does_not_wait_for_them()
         assert told == []
         begin = asyncio.get_running_loop().time()
         stop.set()
-        assert await asyncio.wait_for(task, PATIENCE) == 0
+        assert await asyncio.wait_for(task, 8) == 0
         assert asyncio.get_running_loop().time() - begin < 2
 
 

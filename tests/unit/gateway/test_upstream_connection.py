@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eventually import PATIENCE
 from mamba_gateway.endpoint_picker.certificate import self_signed
 from mamba_gateway.upstream.connection import (
     BUFFERED_BYTES,
@@ -102,7 +101,7 @@ async def _outcome(pieces: list[bytes]) -> tuple[Any, ...]:
             connection.data_received(piece)
     usable = bool(freed) and connection.usable
     connection.connection_lost(None)
-    await asyncio.wait_for(asking, PATIENCE)
+    await asyncio.wait_for(asking, 1)
     return response and response.status, response and response.headers, body, ended, usable
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from eventually import PATIENCE
 from mamba_cli.local.processes import Processes
 from mamba_cli.local.unit import Command
 
@@ -33,14 +32,14 @@ class Children:
         await self.processes.start(name, Command((sys.executable, "-S", "-c", code), environment))
 
     async def ended(self, count: int = 1) -> list[End]:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(20):
             while len(self.ends) < count:
                 self._news.clear()
                 await self._news.wait()
         return self.ends
 
     async def wrote(self, name: str, text: str) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(20):
             while text not in "".join(self.processes.tail(name)):  # noqa: ASYNC110 - a file has no event
                 await asyncio.sleep(0.01)
 

@@ -7,7 +7,6 @@ from random import Random
 import msgspec
 import pytest
 
-from eventually import PATIENCE
 from mamba_prefix.change_log import MAX_CHANGES, ChangeLog
 from mamba_prefix.errors import ForeignMessage
 from mamba_prefix.messages import VERSION, Change, Feed, Snapshot, pack, pack_entries, pack_hashes, unpack
@@ -79,12 +78,12 @@ async def test_who_waits_is_woken_by_a_change_and_by_the_end() -> None:
     await asyncio.sleep(1)
     assert not waiting.done()
     gain(log, 1)
-    await asyncio.wait_for(waiting, PATIENCE)
+    await asyncio.wait_for(waiting, 1)
     waiting = asyncio.create_task(log.wait_for_change())
     await asyncio.sleep(0)
     log.close()
-    await asyncio.wait_for(waiting, PATIENCE)
-    await asyncio.wait_for(log.wait_for_change(), PATIENCE)
+    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(log.wait_for_change(), 1)
 
 
 def test_every_message_comes_back_as_it_was() -> None:
