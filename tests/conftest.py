@@ -63,23 +63,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[_file(item)])
 
 
-_begun = ""
-"""The file whose tests run."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logstart(nodeid: str) -> None:
-    """Let no later search for garbage walk through what the files before this one left behind.
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Let no later search for garbage walk through what the tests of this file have left behind.
 
     A process that runs thousands of tests keeps a million objects, imported modules most of them. A sixth of
     the time of all tests went into walks through these.
     """
-    global _begun
-    file = nodeid.partition("::")[0]
-    if _begun not in ("", file) and gc.isenabled():
+    if nextitem is not None and _file(nextitem) != _file(item):
         gc.collect()
         gc.freeze()
-    _begun = file
 
 
 def _file(item: pytest.Item) -> str:

@@ -9,6 +9,7 @@ that every pair of values of the cache occurs, each with the next family.
 import random
 from collections import Counter
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ FACTORS = (
 ROWS = (
     covering(tuple(MODELS), *FACTORS, strength=4)
     if LARGE
-    else [(model, *row) for model, row in zip(MODELS, covering(*FACTORS), strict=False)]
+    else [(model, *row) for model, row in zip(cycle(MODELS), covering(*FACTORS), strict=False)]
 )
 if not LARGE:
     # A failed borrow needs a lazy strategy and boundaries of pages while decoding.

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from eventually import PATIENCE
 from mamba_edge.usage.usage_sum import UsageEntry, UsageFeed, UsageSum
 from mamba_gateway.admission.shared_allowance import SharedAllowances
 from mamba_gateway.key_limits import KeyLimits
@@ -65,7 +64,7 @@ async def test_a_follower_that_is_cancelled_ends_whatever_the_client_makes_of_it
     following = asyncio.create_task(Follower(PrefixIndex(), store(answer)).run())
     await asyncio.sleep(0.5)
     following.cancel()
-    done, _ = await asyncio.wait([following], timeout=PATIENCE)
+    done, _ = await asyncio.wait([following], timeout=5)
     assert done
     assert following.cancelled()
 
@@ -88,7 +87,7 @@ async def test_a_writer_that_is_cancelled_ends_whatever_the_client_makes_of_it(
     writing = asyncio.create_task(write(Client(answer)))
     await asyncio.sleep(0.1)
     writing.cancel()
-    await asyncio.wait([writing], timeout=PATIENCE)
+    await asyncio.wait([writing], timeout=5)
     assert writing.cancelled()
 
 
@@ -110,5 +109,5 @@ async def test_closing_waits_for_no_redis_that_does_not_answer() -> None:
     async def never() -> None:
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(5):
         await store(never).close()
