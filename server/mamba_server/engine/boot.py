@@ -159,11 +159,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     rule = replay_rule(settings, config, device)
     settings = with_rule(settings, rule)
     device_memory = _memory(settings, device)
-    weights = _weights(directory, config, dtype, settings, device)
-    affordable, _ = affordable_model(config, settings, weights, device_memory)
-    if affordable.draft_head != config.draft_head:
-        config = affordable
-        weights = _weights(directory, config, dtype, settings, device)
+    config, weights = _affordable(config, directory, dtype, settings, device, device_memory)
     plan = plan_engine(config, settings, device_memory, weights)
     if settings.quantization != "fp8":
         # No C++ kernel multiplies FP8.
@@ -492,6 +488,22 @@ def _weights(
     size = weights_size(directory, heads=config.draft_head)
     on_cpu = device.type == "cpu"
     return None if size is None else size.loaded(config, dtype, settings.quantization, on_cpu=on_cpu)
+
+
+def _affordable(
+    config: ModelConfig,
+    directory: Path,
+    dtype: str,
+    settings: EngineSettings,
+    device: torch.device,
+    memory: Device,
+) -> tuple[ModelConfig, int | None]:
+    """Return the model with the head that the memory has room for, and the bytes of its weights."""
+    weights = _weights(directory, config, dtype, settings, device)
+    affordable, _ = affordable_model(config, settings, weights, memory)
+    if affordable.draft_head != config.draft_head:
+        weights = _weights(directory, affordable, dtype, settings, device)
+    return affordable, weights
 
 
 def _cache(
