@@ -68,8 +68,8 @@ open-webui: setup ## Open WebUI in front of a live server, in an environment of 
 	  .venv-open-webui/bin/python -m pip install --quiet --disable-pip-version-check open-webui; }
 	@MAMBASERVE_OPEN_WEBUI=$(CURDIR)/.venv-open-webui/bin/open-webui $(PYTEST) -m tools tests/integration/test_open_webui.py
 
-lint: setup ## ruff and the import contracts
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
+lint: setup ## ruff, the import contracts and the rules of the house
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(PY) scripts/house_rules.py
 
 types: setup ## mypy, strict
 	@$(BIN)/mypy

@@ -1,33 +1,23 @@
-"""Rules for names, prose and shape of the product's code, and how far each package is from keeping them.
+"""Rules for names, prose and shape of the product's code, which `make lint` checks.
 
-`tests/unit/layout_debt.json` holds, for each package, the number of places that break each rule. The numbers
-may only fall: `tests/unit/test_layout_debt.py` fails when one is exceeded, and when one could be lowered.
-As a command:
-
-    .venv/bin/python tests/support/layout_debt.py mamba_gateway              lists the places of one package
-    .venv/bin/python tests/support/layout_debt.py mamba_gateway/banned-name  lists those of one rule
-    .venv/bin/python tests/support/layout_debt.py --write                    writes the numbers of today
-
-Writing refuses a rule whose number over all packages has grown; code may move from one package to another.
+As a command, lists every place that breaks a rule, and ends with 1 if there is one.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
+import gc
 import re
 import sys
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-DEBT = ROOT / "tests/unit/layout_debt.json"
+ROOT = Path(__file__).resolve().parents[1]
 SPLIT = ("mamba_server",)
-"""Packages whose folders are counted one by one, because each folder is a layer."""
+"""Packages whose folders are looked at one by one, because each folder is a layer."""
 
 FRAGMENTS = frozenset(
     (
@@ -53,9 +43,6 @@ FEWEST_LINES = 40
 BLOCK_FIELDS = ("body", "orelse", "finalbody", "handlers", "cases")
 """Fields of a syntax tree's nodes that hold statements, or what holds statements."""
 
-Counts = dict[str, dict[str, int]]
-"""Package -> rule -> number of places."""
-
 
 @dataclass(frozen=True)
 class Module:
@@ -80,7 +67,7 @@ class Module:
 
     @property
     def package(self) -> str:
-        """Return the name under which the debt of this file is counted."""
+        """Return the package, or the layer of a split package, in which a constant has one value."""
         first, *rest = self.folder.split(".")
         return f"{first}.{rest[0]}" if first in SPLIT and rest else first
 
@@ -89,12 +76,10 @@ class Module:
 class Place:
     """One place that breaks one rule."""
 
-    package: str
-    rule: str
     path: str
     line: int
+    rule: str
     detail: str
-    count: int = 1
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.rule}: {self.detail}"
@@ -167,7 +152,7 @@ def fragments(module: Module) -> Iterator[Place]:
         word = re.match(r"\w*", text.strip())
         if word and word[0].lower() in FRAGMENTS:
             begin = " ".join(text.split())[:60]
-            yield Place(module.package, "docstring-begins-with-a-fragment", module.path, line, begin)
+            yield Place(module.path, line, "docstring-begins-with-a-fragment", begin)
 
 
 # --- names ---
@@ -194,7 +179,7 @@ def banned_names(module: Module) -> Iterator[Place]:
     """Yield the bindings of names of BANNED."""
     for line, name in bindings(module.tree):
         if name.strip("_") in BANNED:
-            yield Place(module.package, "banned-name", module.path, line, name)
+            yield Place(module.path, line, "banned-name", name)
 
 
 # --- shape of functions ---
@@ -267,26 +252,26 @@ def tangled_functions(module: Module) -> Iterator[Place]:
     for function in functions(module.tree):
         if (number := branches(function)) > MOST_BRANCHES:
             detail = f"{function.name} has {number} branches, at most {MOST_BRANCHES}"
-            yield Place(module.package, "too-many-branches", module.path, function.lineno, detail)
+            yield Place(module.path, function.lineno, "too-many-branches", detail)
         if (number := depth(function.body)) > MOST_BLOCKS:
             detail = f"{function.name} nests {number} blocks, at most {MOST_BLOCKS}"
-            yield Place(module.package, "nested-too-deep", module.path, function.lineno, detail)
+            yield Place(module.path, function.lineno, "nested-too-deep", detail)
 
 
 # --- shape of folders ---
 
 
 def crowded_folders(every: list[Module]) -> Iterator[Place]:
-    """Yield the folders with too many modules; each module too many counts."""
+    """Yield the folders with too many modules."""
     members: dict[str, list[Module]] = defaultdict(list)
     for module in every:
         if not module.is_package:
             members[module.folder].append(module)
     for folder, inside in members.items():
-        if (excess := len(inside) - MOST_MODULES) > 0:
+        if len(inside) > MOST_MODULES:
             detail = f"{folder} holds {len(inside)} modules, at most {MOST_MODULES}"
             path = inside[0].path.rpartition("/")[0]
-            yield Place(inside[0].package, "crowded-folder", path, 1, detail, excess)
+            yield Place(path, 1, "crowded-folder", detail)
 
 
 def importers(every: list[Module]) -> dict[str, set[str]]:
@@ -318,7 +303,7 @@ def satellites(every: list[Module]) -> Iterator[Place]:
         user = by_name[next(iter(users[module.name]))]
         if user.folder == module.folder and not user.is_package:
             detail = f"{module.lines} lines, which {user.name} alone imports: make it part of that module"
-            yield Place(module.package, "satellite", module.path, 1, detail)
+            yield Place(module.path, 1, "satellite", detail)
 
 
 def numbers(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
@@ -354,21 +339,21 @@ def ambiguous_constants(every: list[Module]) -> Iterator[Place]:
             continue
         for line, name, value in numbers(module.tree):
             uses[module.package, name].append((module, line, value))
-    for (package, name), definitions in uses.items():
+    for (_, name), definitions in uses.items():
         if len({value for _, _, value in definitions}) > 1:
             for module, line, value in definitions:
                 others = ", ".join(
                     f"{at.name} ({number})" for at, _, number in definitions if number != value
                 )
                 detail = f"{name} = {value} is another number in {others}"
-                yield Place(package, "ambiguous-constant", module.path, line, detail)
+                yield Place(module.path, line, "ambiguous-constant", detail)
 
 
-# --- the debt ---
+# --- all rules ---
 
 
 def places(every: list[Module]) -> list[Place]:
-    """Return every place that breaks a rule, sorted by package and rule."""
+    """Return every place that breaks a rule, sorted by file and line."""
     broken = [
         place
         for module in every
@@ -380,64 +365,15 @@ def places(every: list[Module]) -> list[Place]:
     return sorted(broken)
 
 
-def counted(broken: Iterable[Place]) -> Counts:
-    """Count the places by package and rule."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for place in broken:
-        counts[place.package][place.rule] += place.count
-    return {package: dict(sorted(rules.items())) for package, rules in sorted(counts.items())}
-
-
-def differences(debt: Counts, counts: Counts) -> list[str]:
-    """Return one sentence for each number that differs between the recorded debt and the code."""
-    sentences = []
-    for package in sorted({*debt, *counts}):
-        before, now = debt.get(package, {}), counts.get(package, {})
-        for rule in sorted({*before, *now}):
-            old, new = before.get(rule, 0), now.get(rule, 0)
-            if new > old:
-                sentences.append(f"{package}: {rule} went from {old} to {new}; list it: {package}/{rule}")
-            elif new < old:
-                sentences.append(f"{package}: {rule} went from {old} to {new}; record it with --write")
-    return sentences
-
-
-def totals(counts: Counts) -> Counter[str]:
-    """Return the number of places for each rule over all packages."""
-    result: Counter[str] = Counter()
-    for rules in counts.values():
-        result.update(rules)
-    return result
-
-
-def grown(debt: Counts, counts: Counts) -> list[str]:
-    """Return the rules that the product as a whole breaks more often than recorded."""
-    before, now = totals(debt), totals(counts)
-    return sorted(rule for rule, number in now.items() if number > before[rule])
-
-
 def main() -> int:
-    """List places or write the debt. Return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("selection", nargs="*", help="packages, or PACKAGE/RULE; none = numbers of all")
-    parser.add_argument("--write", action="store_true", help="record the numbers of today")
-    options = parser.parse_args()
-    broken = places(modules())
-    counts = counted(broken)
-    if options.write:
-        if DEBT.exists() and (worse := grown(json.loads(DEBT.read_text()), counts)):
-            print(f"not written: more places than before break {', '.join(worse)}", file=sys.stderr)
-            return 1
-        DEBT.write_text(json.dumps(counts, indent=2) + "\n")
-    for place in broken:
-        if {place.package, f"{place.package}/{place.rule}"} & set(options.selection):
-            print(place)
-    if not options.selection:
-        for package, rules in counts.items():
-            print(f"{package}: " + ", ".join(f"{number} {rule}" for rule, number in rules.items()))
-    return 0
+    """List the places that break a rule. Return the exit status."""
+    # The collector would walk through millions of nodes again and again, none of which is garbage.
+    gc.disable()
+    every = modules()
+    broken = places(every)
+    print(*broken, sep="\n", end="\n" if broken else "")
+    print(f"House rules: {len(broken)} places of {len(every)} files break one")
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":
