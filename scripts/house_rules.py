@@ -8,10 +8,11 @@ from __future__ import annotations
 import ast
 import gc
 import re
+import subprocess
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,7 @@ LOCAL_NUMBERS = ("mamba_kernels",)
 MOST_BRANCHES = 15
 MOST_BLOCKS = 4
 MOST_MODULES = 18
+MOST_LINES = 600
 FEWEST_LINES = 40
 """Length from which a module may serve one neighbour alone."""
 BLOCK_FIELDS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -349,6 +351,25 @@ def ambiguous_constants(every: list[Module]) -> Iterator[Place]:
                 yield Place(module.path, line, "ambiguous-constant", detail)
 
 
+# --- length ---
+
+
+def long_files(lengths: Mapping[str, int]) -> Iterator[Place]:
+    """Yield the files that are too long to be read; `lengths` holds the lines of each by its path."""
+    for path, lines in lengths.items():
+        if lines > MOST_LINES:
+            yield Place(path, 1, "long-file", f"{lines} lines, at most {MOST_LINES}")
+
+
+def lines_of_all_files() -> dict[str, int]:
+    """Return the number of lines of each Python file that git knows or would know, tests included."""
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    return {file: (ROOT / file).read_bytes().count(b"\n") for file in files if (ROOT / file).is_file()}
+
+
 # --- all rules ---
 
 
@@ -370,9 +391,10 @@ def main() -> int:
     # The collector would walk through millions of nodes again and again, none of which is garbage.
     gc.disable()
     every = modules()
-    broken = places(every)
+    lengths = lines_of_all_files()
+    broken = sorted([*places(every), *long_files(lengths)])
     print(*broken, sep="\n", end="\n" if broken else "")
-    print(f"House rules: {len(broken)} places of {len(every)} files break one")
+    print(f"House rules: {len(broken)} places in {len(lengths)} files break one")
     return 1 if broken else 0
 
 

@@ -9,6 +9,7 @@ from scripts.house_rules import (
     banned_names,
     crowded_folders,
     fragments,
+    long_files,
     packages,
     parse,
     satellites,
@@ -180,3 +181,9 @@ def test_the_folders_of_the_server_are_counted_one_by_one() -> None:
     assert source("", "mamba_server.engine.scheduling.pace").package == "mamba_server.engine"
     assert source("", "mamba_server.wire").package == "mamba_server"
     assert source("", "mamba_gateway.relay.relay").package == "mamba_gateway"
+
+
+def test_a_file_of_more_than_six_hundred_lines_is_too_long() -> None:
+    assert list(long_files({"a.py": 600})) == []
+    (place,) = long_files({"a.py": 600, "b.py": 601})
+    assert place.path == "b.py"

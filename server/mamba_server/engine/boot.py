@@ -19,10 +19,9 @@ from mamba_kernels.device_errors import ends_the_device
 from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
 from mamba_planner.arithmetic import attention_ratio
 from mamba_planner.constraints import MOST_STEP_TOKENS
-from mamba_planner.draft_heads import with_heads
-from mamba_planner.engine_plan import affordable_model, plan_engine
+from mamba_planner.engine_plan import plan_engine
 from mamba_planner.families.registry import load_model_config, why_not_served
-from mamba_planner.memory import MOST_RUNNING, Device
+from mamba_planner.memory import MOST_RUNNING
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import reservation
@@ -47,6 +46,12 @@ from mamba_server.engine.execution.runner import ModelRunner
 from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.engine.execution.workspace_trial import Measure, cuda_peak, measured_workspace
 from mamba_server.engine.fingerprint import fingerprint_of
+from mamba_server.engine.model_to_load import (
+    device_memory,
+    type_of_weights,
+    with_affordable_head,
+    with_own_head,
+)
 from mamba_server.engine.scheduling.draft_rows import room_for_drafts
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
@@ -67,13 +72,11 @@ from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStr
 from mamba_server.engine.stepping.speculation import DraftSource, DraftSwitch, Speculation, work_clock
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
 from mamba_server.grammar_matcher import mask_words
-from mamba_server.host_memory import available_bytes
 from mamba_server.model.adapters.adapter_bank import AdapterBank
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.source import resolve
 from mamba_server.model.checkpoint.tensor_source import TensorSource
-from mamba_server.model.checkpoint.weight_files import DRAFT_HEADS, has_draft_heads, weights_size
 from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.device_arena import DTYPES, DeviceArena, replay_memory
 from mamba_server.model.hidden_rows import HiddenMemory
@@ -154,13 +157,13 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     settings = settings.for_device(device_kind(device))
     draft_model = draft_model_source(settings, directory, device, report)
     config = replace(config, draft_model=None if draft_model is None else draft_model.facts)
-    config = _with_own_head(config, settings, directory, overrides)
-    dtype = _dtype(config, settings)
+    config = with_own_head(config, settings, directory, replaced=overrides.weights is not None)
+    dtype = type_of_weights(config, settings)
     rule = replay_rule(settings, config, device)
     settings = with_rule(settings, rule)
-    device_memory = _memory(settings, device)
-    config, weights = _affordable(config, directory, dtype, settings, device, device_memory)
-    plan = plan_engine(config, settings, device_memory, weights)
+    memory_of_device = device_memory(settings, device)
+    config, weights = with_affordable_head(config, directory, dtype, settings, device, memory_of_device)
+    plan = plan_engine(config, settings, memory_of_device, weights)
     if settings.quantization != "fp8":
         # No C++ kernel multiplies FP8.
         _compile_kernels(device, DTYPES[dtype], report)
@@ -182,7 +185,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         report("measuring the workspace", 0, 1)
         limits = _limits(settings, plan, device, overrides)
         workspace = try_out(lambda: measured_workspace(model, config, plan, dtype, limits, device, measure))
-        plan = plan_engine(config, settings, device_memory, weights, workspace)
+        plan = plan_engine(config, settings, memory_of_device, weights, workspace)
         report("measuring the workspace", 1, 1)
     report("allocating the arena", 0, plan.arena_bytes)
     layout = CacheLayout.of(config, plan, dtype)
@@ -273,28 +276,6 @@ def _compile_kernels(device: torch.device, dtype: torch.dtype, report: Report) -
         report("compiling the kernels, this once", 0, 1)
         backend_for(device, dtype)
         report("compiling the kernels, this once", 1, 1)
-
-
-def _with_own_head(
-    config: ModelConfig, settings: EngineSettings, directory: Path, overrides: BootOverrides
-) -> ModelConfig:
-    """Return the model with its head if speculation is mtp, and as one without a head if the files lack it.
-
-    Raises UnsupportedModel if speculation is mtp and the files lack the head.
-    """
-    needs_files = settings.speculation == "mtp" or (settings.speculation == "auto" and config.has_head)
-    has_files = not needs_files or overrides.weights is not None or has_draft_heads(directory)
-    if settings.speculation == "mtp":
-        config = with_heads(config, "mtp")
-        if not has_files:
-            raise UnsupportedModel(
-                f"speculation mtp: the checkpoint in {directory} has no head for drafts (no tensor "
-                f"{DRAFT_HEADS}*): use ngram or auto"
-            )
-    elif not has_files:
-        # The configuration of a copy may name a head that the copy leaves out.
-        config = replace(config, has_head=False)
-    return config
 
 
 def _with_draft_memory(
@@ -446,18 +427,6 @@ def _graphs(
     return CudaGraphs(stream, keep_free) if isinstance(stream, CudaStream) else None
 
 
-def _memory(settings: EngineSettings, device: torch.device) -> Device:
-    is_configured = settings.device_memory is not None
-    if settings.device_memory is not None:
-        size = int(settings.device_memory)
-    elif device.type == "cuda":
-        free, size = torch.cuda.mem_get_info(device)
-        return Device("cuda", size, declared=False, free=free)
-    else:
-        size = available_bytes()
-    return Device(device_kind(device), size, declared=is_configured)
-
-
 def _limits(
     settings: EngineSettings, plan: MemoryPlan, device: torch.device, overrides: BootOverrides
 ) -> SchedulerLimits:
@@ -479,31 +448,6 @@ def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.devic
     if target is None:
         target = STEP_TIME[device.type]
     return StepPace(target, limits.chunk, limits.step_tokens) if target else None
-
-
-def _weights(
-    directory: Path, config: ModelConfig, dtype: str, settings: EngineSettings, device: torch.device
-) -> int | None:
-    """Return the bytes of the weights in memory as `dtype`, by the files' headers; None without files."""
-    size = weights_size(directory, heads=config.draft_head)
-    on_cpu = device.type == "cpu"
-    return None if size is None else size.loaded(config, dtype, settings.quantization, on_cpu=on_cpu)
-
-
-def _affordable(
-    config: ModelConfig,
-    directory: Path,
-    dtype: str,
-    settings: EngineSettings,
-    device: torch.device,
-    memory: Device,
-) -> tuple[ModelConfig, int | None]:
-    """Return the model with the head that the memory has room for, and the bytes of its weights."""
-    weights = _weights(directory, config, dtype, settings, device)
-    affordable, _ = affordable_model(config, settings, weights, memory)
-    if affordable.draft_head != config.draft_head:
-        weights = _weights(directory, affordable, dtype, settings, device)
-    return affordable, weights
 
 
 def _cache(
@@ -531,11 +475,6 @@ def _cache(
         page_size=plan.page_size,
         fault=fault,
     )
-
-
-def _dtype(config: ModelConfig, settings: EngineSettings) -> str:
-    """Return the type of weights and activations: the setting, or that of the model's configuration."""
-    return config.dtype if settings.dtype == "auto" else settings.dtype
 
 
 def _stores_integers(config: ModelConfig) -> bool:

@@ -17,7 +17,6 @@ from mamba_planner import Device, plan_engine
 from mamba_planner.errors import InsufficientMemory
 from mamba_planner.memory import MOST_RUNNING, RUNTIME_BYTES
 from mamba_planner.strategy import reservation
-from mamba_server.engine import boot as booting
 from mamba_server.engine.audits.resumed_answers import ResumedAnswers
 from mamba_server.engine.boot import (
     NO_OVERRIDES,
@@ -29,6 +28,7 @@ from mamba_server.engine.boot import (
     ready_plan,
 )
 from mamba_server.engine.errors import NoDevice
+from mamba_server.engine.model_to_load import device_memory
 from mamba_server.engine.stepping.forward_stream import InlineStream, ThreadStream
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_settings.engine_settings import EngineSettings
@@ -366,7 +366,7 @@ def test_a_worst_step_that_leaves_nothing_or_does_not_fit_is_refused_with_number
 
 def test_a_gpu_s_free_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 << 30, 8 << 30))
-    found = booting._memory(EngineSettings(model="any"), torch.device("cuda"))
+    found = device_memory(EngineSettings(model="any"), torch.device("cuda"))
     assert found == Device("cuda", 8 << 30, declared=False, free=3 << 30)
-    told = booting._memory(EngineSettings(model="any", device_memory="4Gi"), torch.device("cuda"))
-    assert told == Device("cuda", 4 << 30)
+    configured = device_memory(EngineSettings(model="any", device_memory="4Gi"), torch.device("cuda"))
+    assert configured == Device("cuda", 4 << 30)
