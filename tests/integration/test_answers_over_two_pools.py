@@ -1,8 +1,10 @@
 """A gateway before engines of two pools, as processes: what a client sees, also when engines die."""
 
 import asyncio
+import itertools
 import os
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -143,18 +145,22 @@ def test_a_stream_over_two_engines_is_that_of_one(fleet: Fleet, unified: Server)
 
 
 def test_an_engine_fetches_from_another_one_that_has_more_of_the_prompt(fleet: Fleet) -> None:
-    body = {"model": NAME, "prompt": prompt(2000), "max_tokens": 2, "temperature": 0}
-    first = call(f"{fleet.prefill.url}/v1/completions", body)[1]
     before = fleet.count("mambaserve_gateway_peer_hints_total")
+    numbers = itertools.count(2000)
 
     def answered_by_a_peer() -> bool:
-        # Until the gateway knows that the prefill engine has the prompt, it is computed there once more.
-        body["prompt"] += " more"
-        usage = call(f"{fleet.url}/v1/completions", body)[1]["usage"]
+        # Each time another prompt: one that reaches the gateway before the news of the prefill engine does is
+        # handed over, and the decode engine has it itself from then on.
+        number = next(numbers)
+        options = {"model": NAME, "max_tokens": 2, "temperature": 0}
+        first = call(f"{fleet.prefill.url}/v1/completions", {**options, "prompt": prompt(number)})[1]
+        assert first["usage"]["prompt_tokens"] > 64
+        time.sleep(min(0.2 * (number - 1999), 2.0))
+        longer = {**options, "prompt": f"{prompt(number)} more"}
+        usage = call(f"{fleet.url}/v1/completions", longer)[1]["usage"]
         hints = fleet.count("mambaserve_gateway_peer_hints_total") - before
         return bool(hints) and usage["prompt_tokens_details"]["cached_tokens"] >= 64
 
-    assert first["usage"]["prompt_tokens"] > 64
     wait_until(answered_by_a_peer, "a hint and its use")
 
 

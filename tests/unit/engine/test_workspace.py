@@ -16,6 +16,7 @@ from mamba_kernels.dispatch import backend
 from mamba_planner.arithmetic import WeightsSize
 from mamba_planner.memory import RUNTIME_BYTES
 from mamba_server.engine import boot as booting
+from mamba_server.engine import model_to_load
 from mamba_server.engine.boot import NO_OVERRIDES, BootOverrides, Engine
 from mamba_server.model.checkpoint.tensor_source import Fp8Form
 from mamba_server.wire import AddRequest, SamplingParams
@@ -89,7 +90,7 @@ class Measured:
     ) -> None:  # fmt: skip
         whole = config if "model_type" in config else CONFIG | config
         (directory / "config.json").write_text(json.dumps(whole))
-        monkeypatch.setattr(booting, "weights_size", lambda _, **options: WeightsSize(0, 0, 0))
+        monkeypatch.setattr(model_to_load, "weights_size", lambda _, **options: WeightsSize(0, 0, 0))
         # What was planned holds for torch, too. The kernels in C++ hold less, which torch does not see.
         monkeypatch.setattr(backend, "library", lambda: None)
         # Results of so many threads, or of one: what is held does not depend on it.
