@@ -7,8 +7,8 @@ system, and the state is passed from chunk to chunk. Nothing is read from the de
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
+from mamba_kernels.elementwise import sigmoid, softplus
 from mamba_kernels.gated_delta.inputs import LEAST_SQUARE, DeltaInputs
 from mamba_kernels.precision import accumulator
 from mamba_kernels.slot_plan import SlotPlan
@@ -51,7 +51,7 @@ class _Rows:
             repeated = wide[:, :, None].expand(-1, -1, times, -1).flatten(1, 2)
             return repeated.transpose(0, 1)
 
-        steps = F.softplus(inputs.a.to(kind) + inputs.dt_bias.to(kind))
+        steps = softplus(inputs.a.to(kind) + inputs.dt_bias.to(kind))
         steps = steps if inputs.by_channel else steps[..., None]
         log_decay = inputs.A.to(kind)[:, None] * steps
         return cls(
@@ -59,7 +59,7 @@ class _Rows:
             k=normalise(inputs.k),
             v=inputs.v.to(kind).transpose(0, 1),
             log_decay=log_decay.transpose(0, 1),
-            beta=inputs.b.to(kind).sigmoid().mul_(inputs.beta_scale).t(),
+            beta=sigmoid(inputs.b.to(kind)).mul_(inputs.beta_scale).t(),
         )
 
     def part(self, rows: slice) -> "_Rows":

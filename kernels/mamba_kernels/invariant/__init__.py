@@ -5,13 +5,11 @@ from mamba_kernels.invariant.convolution import convolution_by_tap
 from mamba_kernels.invariant.gated_norm import gated_norm_by_row
 from mamba_kernels.invariant.recurrence import recurrence_by_token
 from mamba_kernels.invariant.row_tile import sound_row_tile
-from mamba_kernels.invariant.silu import silu
 
 __all__ = [
     "attention_by_row",
     "convolution_by_tap",
     "gated_norm_by_row",
     "recurrence_by_token",
-    "silu",
     "sound_row_tile",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mamba_kernels.invariant.silu import silu
+from mamba_kernels.elementwise import silu
 from mamba_kernels.precision import accumulator
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill import ChunkPlan

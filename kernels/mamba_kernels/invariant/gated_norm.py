@@ -2,7 +2,7 @@
 
 import torch
 
-from mamba_kernels.invariant.silu import silu
+from mamba_kernels.elementwise import silu
 from mamba_kernels.precision import accumulator
 
 

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from mamba_kernels.elementwise import sigmoid
 from mamba_kernels.moe.activation import Activation
 from mamba_kernels.moe.expert_weights import ExpertWeights, of_expert, of_one
 from mamba_kernels.moe.shared_expert import SharedExpert
@@ -37,7 +38,7 @@ def moe(
         first = torch.zeros(len(hidden), 1, dtype=torch.int32, device=hidden.device)
         weight = torch.ones_like(total[:, :1])
         if shared.logit is not None:
-            weight = shared.logit.unsqueeze(1).sigmoid()
+            weight = sigmoid(shared.logit.unsqueeze(1))
         up, down = of_one(shared.gate_up), of_one(shared.down)
         total += _parts(hidden, first, weight, up, down, activation)[:, 0]
     out.copy_(total)

@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from mamba_kernels.elementwise import sigmoid
 from mamba_kernels.precision import accumulator
 
 LEAST_SUM = 1e-20
@@ -42,7 +43,7 @@ def route(
     """
     check_rule(routing, correction)
     wide = logits.to(accumulator(logits.dtype))
-    scores = wide.sigmoid() if routing.scores == "sigmoid" else wide
+    scores = sigmoid(wide) if routing.scores == "sigmoid" else wide
     # Logits have the order of their softmax, and do not become equal by underflow.
     choice = scores if correction is None else scores + correction
     if routing.kept_groups < routing.groups:

@@ -48,15 +48,15 @@ def mamba2(H: int, G: int, P: int, N: int, kind: torch.dtype) -> Rule:
     return Rule(of_step, (H, P, N), scan_width(H, P, G, N), kind)
 
 
-def delta(H: int, G: int, V: int, K: int, kind: torch.dtype) -> Rule:
-    fixed = Delta(H=H, G=G, V=V, K=K, T=ROWS, dtype=kind)
+def delta(H: int, G: int, V: int, K: int, kind: torch.dtype, *, by_channel: bool = False) -> Rule:
+    fixed = Delta(H=H, G=G, V=V, K=K, T=ROWS, dtype=kind, by_channel=by_channel)
 
     def of_step(step: int) -> Any:
-        rows = Delta(H=H, G=G, V=V, K=K, T=ROWS, dtype=kind, seed=step)
+        rows = Delta(H=H, G=G, V=V, K=K, T=ROWS, dtype=kind, seed=step, by_channel=by_channel)
         rows.A, rows.dt_bias = fixed.A, fixed.dt_bias
         return rows.inputs
 
-    return Rule(of_step, (H, V, K), delta_width(H, V, G, K), kind)
+    return Rule(of_step, (H, V, K), delta_width(H, V, G, K, K if by_channel else 1), kind)
 
 
 @dataclass

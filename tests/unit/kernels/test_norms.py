@@ -101,12 +101,3 @@ def test_step_size_neither_overflows_nor_vanishes() -> None:
     assert got[1] == pytest.approx(9.36e-14, rel=1e-2)
     assert got[2] == pytest.approx(0.693147, rel=1e-5)
     assert got[3:] == [30.0, 200.0]
-
-
-def test_the_place_in_the_tensor_does_not_change_a_step_size() -> None:
-    raw = rand(40, 5).float()
-    bias = rand(5, seed=1).float()
-    together = step_size(raw, bias, (0.0, float("inf")), torch.float32)
-    for row in range(40):
-        alone = step_size(raw[row : row + 1], bias, (0.0, float("inf")), torch.float32)
-        assert torch.equal(alone[0], together[row])

@@ -26,8 +26,10 @@ def test_mamba2_has_the_bits_of_plain_decoding(
         check_bits(run, plain)
 
 
-def test_the_delta_rule_has_the_bits_of_plain_decoding() -> None:
-    rule = delta(4, 2, 5, 9, torch.float32)
+@pytest.mark.parametrize("by_channel", [False, True], ids=["a decay a head", "a decay a channel"])
+def test_the_delta_rule_has_the_bits_of_plain_decoding(by_channel: bool) -> None:
+    """So many heads that rows have more elements together than a vector, and fewer alone."""
+    rule = delta(8, 2, 5, 9, torch.float32, by_channel=by_channel)
     plain = decode(rule, gated_delta_update, None, torch.float32)
     replayed = decode(rule, gated_delta_update, gated_delta_replay, torch.float32)
     check_bits(replayed, plain)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import torch
 
-from mamba_kernels import invariant
 from mamba_kernels.activate import Function, activate
 from mamba_kernels.dispatch.signatures import Activate
+from mamba_kernels.elementwise import silu
 from mamba_planner.model_config import MlpConfig
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.tensor_names import TensorNames
@@ -36,7 +36,7 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 INVARIANT: dict[Function, Callable[[torch.Tensor], torch.Tensor]] = {
-    Function.SILU: invariant.silu,
+    Function.SILU: silu,
     Function.GELU: lambda x: (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5),
     Function.GELU_TANH: _gelu_tanh,
 }

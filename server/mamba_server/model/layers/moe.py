@@ -14,6 +14,7 @@ from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedWeight
 from mamba_kernels.dispatch.operators import REFERENCE
+from mamba_kernels.elementwise import sigmoid
 from mamba_kernels.fp8 import Fp8Matrix
 from mamba_kernels.moe import Activation, ExpertWeights, Routing, SharedExpert, expert_weights
 from mamba_kernels.moe.expert_weights import of_one
@@ -192,7 +193,7 @@ class Moe:
             gate = None
             if self._shared_gate is not None:
                 wide = self._shared_gate.dtype
-                gate = torch.sigmoid(x[own].to(wide) @ self._shared_gate[0])
+                gate = sigmoid(x[own].to(wide) @ self._shared_gate[0])
             result = self.adapted(
                 rows[own], adapted[1][first : first + MOST_ROWS], chosen[0][own], chosen[1][own], gate
             )
