@@ -9,7 +9,9 @@
 
 namespace {
 
-constexpr int64_t kLeftToLanes = 4;  // rows up to which lanes multiply
+// Rows up to which lanes multiply. Measured: with up to 26 rows they take 0.4 to 1.0 of the time of one or two tiles of
+// rows, most of which would be empty, and from 27 on 1.0 to 1.2.
+constexpr int64_t kLeftToLanes = 26;
 
 // A block of inputs of sixteen rows.
 struct alignas(64) Int8TileInputs {
@@ -32,7 +34,6 @@ class Int8TileLinear {
         tiles_(tiles),
         blocks_((layer.inputs + kScaled - 1) / kScaled),
         panels_((own_outputs(layer) + kPanel - 1) / kPanel),
-        height_(static_cast<int>(least(rows, kSide))),
         down_((rows + kSide - 1) / kSide) {}
 
   static int64_t packed_size(const LinearLayer& layer, int64_t rows) {
@@ -56,7 +57,7 @@ class Int8TileLinear {
  private:
   void fill(int64_t row_tile) const {
     Int8TileInputs* to = tiles_ + row_tile * blocks_;
-    for (int r = 0; r < height_; ++r) {
+    for (int r = 0; r < kSide; ++r) {
       const int64_t row = row_tile * kSide + r;
       for (int64_t k = 0; k < blocks_; ++k) {
         Int8Inputs block = {};
@@ -78,13 +79,13 @@ class Int8TileLinear {
   void multiply(int64_t panel, int64_t end, int64_t tile, int64_t end_tile) const {
     static thread_local Scratch kept;
     Int8Block* const wide = std::is_same_v<Block, Int8Block> ? nullptr : kept.get<Int8Block>(blocks_);
-    const TileShapes shapes(height_, kScaled);
+    const TileShapes shapes(kSide, kScaled);
     memory_is_read();
     _tile_loadconfig(&shapes);
     for (; panel < end; ++panel) {
       const Int8Block* weights = as_int8_panel(static_cast<const Block*>(layer_.packed) + panel * blocks_, wide);
       for (int64_t at = tile; at < end_tile; ++at) {
-        height_ <= 8 ? add_blocks<8>(weights, panel, at) : add_blocks<kSide>(weights, panel, at);
+        add_blocks(weights, panel, at);
       }
     }
     _tile_release();
@@ -98,17 +99,15 @@ class Int8TileLinear {
     return wide;
   }
 
-  // kRows: at least the number of rows; results beyond it are not used.
-  template <int kRows>
   void add_blocks(const Int8Block* weights, int64_t panel, int64_t row_tile) const {
     const Int8TileInputs* inputs = tiles_ + row_tile * blocks_;
     alignas(64) int32_t products[kWide][kSide * kPanel];
-    Lanes sums[kRows];
+    Lanes sums[kSide];
     for (Lanes& sum : sums) sum = Lanes::zero();
     std::memset(products, 0, sizeof products);
     const auto add = [&](int64_t k, int slot) {
       const Lanes scale = Lanes::load_float16(weights[k].scales);
-      for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < kSide; ++r) {
         const Lanes product = WholeLanes::load(products[slot] + r * kPanel).as_floats();
         sums[r] = Lanes::fused(product, scale * Lanes::all(inputs[k].scales[r]), sums[r]);
       }
@@ -139,8 +138,8 @@ class Int8TileLinear {
       _tile_stored(0, products[0], kTilePitch);
       add(k, 0);
     }
-    alignas(64) float out[kRows * kPanel];
-    for (int r = 0; r < kRows; ++r) sums[r].store(out + r * kPanel);
+    alignas(64) float out[kSide * kPanel];
+    for (int r = 0; r < kSide; ++r) sums[r].store(out + r * kPanel);
     const int64_t first = row_tile * kSide;
     finish_rows(layer_, panel, least(kSide, rows_ - first), out, out_ + first * layer_.outputs);
   }
@@ -152,7 +151,6 @@ class Int8TileLinear {
   T* out_;
   Int8TileInputs* tiles_;
   int64_t blocks_, panels_;
-  int height_;
   int64_t down_;
 };
 

@@ -59,7 +59,7 @@ def test_the_product_is_exact_for_weights_of_four_bits_and_rows_as_int8(
 ) -> None:
     weight, bias = rand(outputs, inputs, seed=1, dtype=dtype), rand(outputs, seed=2, dtype=dtype)
     product = PackedLinear(library, Int4Weight(weight), bias)
-    for rows in (1, 2, 5, 6, 9, 17):
+    for rows in (1, 2, 5, 6, 9, 26, 27):
         x = rand(rows, inputs + 3, seed=3, dtype=dtype)[:, 1 : inputs + 1]
         exact = as_int8(x) @ held(weight).T + bias.double()
         terms = as_int8(x).abs() @ held(weight).T.abs() + bias.double().abs()
@@ -118,6 +118,6 @@ def test_every_instruction_set_gives_the_same_bits(
 ) -> None:
     def run(library: Library) -> tuple[torch.Tensor, ...]:
         product = PackedLinear(library, Int4Weight(rand(257, 801, seed=1, dtype=dtype)), None)
-        return tuple(product(rand(rows, 801, seed=3, dtype=dtype)) for rows in (1, 7, 100))
+        return tuple(product(rand(rows, 801, seed=3, dtype=dtype)) for rows in (1, 30, 100))
 
     assert_same_bits(run)
