@@ -14,6 +14,7 @@ from mamba_server.model.layers import hybrid
 from mamba_server.wire import AddRequest, SamplingParams
 from testmodels.checkpoints import (
     LATENT_EXPERTS,
+    random_falcon_h1,
     random_granite,
     random_kimi_linear,
     random_lfm2,
@@ -148,11 +149,18 @@ def zamba2(path: Path) -> Path:
     )  # fmt: skip
 
 
+def falcon_h1(path: Path) -> Path:
+    """Return one whose mixers lie side by side, with a norm before the gate of its groups."""
+    return random_falcon_h1(
+        path, num_hidden_layers=1, mamba_rms_norm=True, mamba_norm_before_gate=True, mamba_n_groups=2
+    )
+
+
 COSTLY = [
     pytest.param(
         write, marks=pytest.mark.skipif(not LARGE, reason="eight CPU seconds: MAMBASERVE_GATES=large")
     )
-    for write in (latent_experts, zamba2, kimi_linear)
+    for write in (latent_experts, zamba2, kimi_linear, falcon_h1)
 ]
 
 
