@@ -12,7 +12,7 @@ from mamba_server.engine.sequences.draft_record import DraftRecord
 from mamba_server.engine.sequences.schedule import Draft, Schedule
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.loss_limit import CREDIT, SPENT_A_STEP, LossLimit
-from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
+from mamba_server.engine.speculation.ngram_drafts import NgramDrafts, record_of
 from mamba_server.engine.speculation.step_costs import StepCosts
 from mamba_server.engine.stepping.speculation import DraftSwitch, Speculation
 from mamba_server.wire import SamplingParams
@@ -38,6 +38,21 @@ class CountedComparisons(NgramDrafts):
     def _compare(self, sequence: Sequence, record: DraftRecord) -> None:
         self.comparisons += 1
         super()._compare(sequence, record)
+
+
+class Promising(NgramDrafts):
+    """Drafts that promise to be right, whatever has become of those before."""
+
+    def _promises(self, decodes: list[Sequence], forced: dict[int, Tokens]) -> bool:
+        for each in decodes:
+            record_of(each).hits = 1.0
+        return super()._promises(decodes, forced)
+
+    def _expected(self, sequence: Sequence, drafts: int) -> float:
+        return float(drafts)
+
+    def _look_up(self, decodes: list[Sequence], forced: dict[int, Tokens]) -> dict[int, Tokens]:
+        return dict.fromkeys(range(len(decodes)), RANDOM[: self.most])
 
 
 def sequence(order: int) -> Sequence:
@@ -136,6 +151,24 @@ def test_no_answer_loses_what_another_one_has_gained() -> None:
 
     limit.answer_began()
     assert not limit.affords(CREDIT + 0.1)
+
+
+def test_wrong_drafts_that_go_on_promising_a_gain_are_left_out_in_time() -> None:
+    drafts, only, lost, row, steps = Promising(7, 4), sequence(0), 0.0, np.zeros(1, np.int32), 400
+    for _ in range(steps):
+        proposed = {} if drafts.rest.goes_on([only]) else drafts.propose([only])
+        schedule = Schedule(
+            1, row, row, [only], [], tuple(Draft(index, 0, tokens) for index, tokens in proposed.items())
+        )
+        seconds = 1.0 + sum(map(len, proposed.values())) / 7
+        for tokens in proposed.values():
+            drafts.checked(only, len(tokens), 0)
+        drafts.step_ended(schedule, seconds)
+        only.token_ids[only.known_tokens] = RANDOM[only.known_tokens]
+        only.known_tokens += 1
+        lost += seconds - 1.0
+
+    assert 0 < lost <= 1.5 * CREDIT + SPENT_A_STEP * steps
 
 
 def test_drafts_that_always_lose_cost_a_small_share_of_all_steps() -> None:
