@@ -1,8 +1,8 @@
 """SiLU, sigmoid and softplus whose bits do not depend on an element's place in the tensor, of any shape.
 
 Torch's own operators use other instructions for the last elements of a run, which are too few for a vector,
-so the bits of a row would depend on the number of rows beside it. Inputs are float32 or float64: in narrower
-types each operation would round.
+so the bits of a row would depend on the number of rows beside it. In types narrower than float32 each
+operation rounds.
 """
 
 import torch
