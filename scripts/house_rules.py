@@ -14,9 +14,12 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("libs", "operator", "server", "cli", "kernels", "tests", "scripts", "benchmarks", "charts")
+"""Folders of the project's Python files, where git does not list them."""
 SPLIT = ("mamba_server",)
 """Packages whose folders are looked at one by one, because each folder is a layer."""
 
@@ -361,20 +364,28 @@ def long_files(lengths: Mapping[str, int]) -> Iterator[Place]:
             yield Place(path, 1, "long-file", f"{lines} lines, at most {MOST_LINES}")
 
 
-def lines_of_all_files() -> dict[str, int]:
-    """Return the number of lines of each Python file that git knows or would know, tests included."""
-    files = subprocess.run(
+@cache
+def python_files() -> list[Path]:
+    """Return every Python file of the project, tests included; without git, all below the known folders."""
+    tracked = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    return {file: (ROOT / file).read_bytes().count(b"\n") for file in files if (ROOT / file).is_file()}
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if tracked.returncode == 0:
+        return [ROOT / line for line in tracked.stdout.splitlines() if (ROOT / line).is_file()]
+    return [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+
+
+def lines_of(files: Iterable[Path]) -> dict[str, int]:
+    """Return the number of lines of each file by its path from the root of the project."""
+    return {path.relative_to(ROOT).as_posix(): path.read_bytes().count(b"\n") for path in files}
 
 
 # --- all rules ---
 
 
-def places(every: list[Module]) -> list[Place]:
-    """Return every place that breaks a rule, sorted by file and line."""
+def places(every: list[Module], lengths: Mapping[str, int]) -> list[Place]:
+    """Return every place that breaks a rule, sorted by file and line; `lengths` as of `long_files`."""
     broken = [
         place
         for module in every
@@ -383,16 +394,15 @@ def places(every: list[Module]) -> list[Place]:
     ]
     for over_all in (crowded_folders, satellites, ambiguous_constants):
         broken.extend(over_all(every))
-    return sorted(broken)
+    return sorted([*broken, *long_files(lengths)])
 
 
 def main() -> int:
     """List the places that break a rule. Return the exit status."""
     # The collector would walk through millions of nodes again and again, none of which is garbage.
     gc.disable()
-    every = modules()
-    lengths = lines_of_all_files()
-    broken = sorted([*places(every), *long_files(lengths)])
+    lengths = lines_of(python_files())
+    broken = places(modules(), lengths)
     print(*broken, sep="\n", end="\n" if broken else "")
     print(f"House rules: {len(broken)} places in {len(lengths)} files break one")
     return 1 if broken else 0

@@ -11,22 +11,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from scripts.house_rules import python_files
 
 ROOT = Path(__file__).parents[2]
 SOURCE_ROOTS = ("libs", "operator", "server", "cli", "kernels")
-TRACKED = subprocess.run(
-    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
-    cwd=ROOT, capture_output=True, text=True,
-)  # fmt: skip
-GIT = TRACKED.returncode == 0
-
-
-def python_files() -> list[Path]:
-    """Return every Python file of the project; without git, all below the known folders."""
-    if GIT:
-        return [ROOT / line for line in TRACKED.stdout.splitlines() if (ROOT / line).is_file()]
-    folders = (*SOURCE_ROOTS, "tests", "scripts", "benchmarks", "charts")
-    return [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
 
 
 @cache
