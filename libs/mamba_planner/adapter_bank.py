@@ -7,10 +7,12 @@ engine reserves exactly these bytes; `mamba_server.model.adapters` computes with
 from collections.abc import Iterator
 
 from mamba_planner.arithmetic import DTYPE_BYTES
-from mamba_planner.model_config import AttentionConfig, GatedDeltaConfig, LayerKind, ModelConfig
+from mamba_planner.model_config import AttentionConfig, GatedDeltaConfig, LatentConfig, LayerKind, ModelConfig
 
 MOST_ROWS = 512
 """Rows whose changes are computed at once."""
+DECODES_AT_ONCE = 32
+"""Decoding rows whose changes of products of heads with a latent are computed at once."""
 Projection = tuple[int, tuple[int, ...]]
 """Number of inputs, and number of outputs of each part, in the order of the outputs."""
 DELTA_INPUTS = {"qwen3_5": 4, "olmo_hybrid": 6}
@@ -62,6 +64,8 @@ def step_bytes(
         ),
         default=0,
     )
+    if model.attention is not None and (latent := model.attention.latent) is not None:
+        numbers = max(numbers, _of_latent_heads(model.attention.heads, latent, rank))
     if expert_rank and (moe := model.moe) is not None:
         # Rows of one expert: their inputs, both halves of the inner features before and after, and results.
         width, inner = moe.latent or model.hidden_size, max(moe.intermediate, moe.shared_intermediate)
@@ -70,15 +74,27 @@ def step_bytes(
     return numbers * size
 
 
+def _of_latent_heads(heads: int, latent: LatentConfig, rank: int) -> int:
+    """Return the numbers that the changes of products of heads with a latent need while they are computed.
+
+    Rows of prompts are computed by one adapter's matrices; decoding rows gather the matrices of their own.
+    """
+    outputs = latent.own + latent.values
+    matrices = 2 * rank * (latent.rank + heads * outputs)
+    rows = heads * (2 * latent.rank + 2 * max(latent.own, latent.values) + rank)
+    return max(MOST_ROWS * rows + matrices, DECODES_AT_ONCE * (rows + matrices))
+
+
 def _projections(model: ModelConfig, kind: LayerKind) -> Iterator[Projection]:
     """Yield the projections of a block that can be adapted."""
     d = model.hidden_size
     if kind in ("attention", "mamba_attention") and (attention := model.attention) is not None:
         yield from _of_attention(attention, d)
-    # What layers share has no places: a change of it would be one of every use.
     if kind in ("mamba", "mamba_attention", "shared_mamba") and (mamba := model.mamba) is not None:
         yield d, (mamba.inner + mamba.conv_dim + mamba.heads,)
         yield mamba.inner, (d,)
+    if kind == "shared_mamba":
+        yield from _of_shared_use(model)
     if kind == "gated_delta" and (delta := model.gated_delta) is not None:
         yield from _of_delta(delta, d, DELTA_INPUTS.get(model.family, 2))
     if kind == "short_conv" and (short := model.short_conv) is not None:
@@ -89,10 +105,29 @@ def _projections(model: ModelConfig, kind: LayerKind) -> Iterator[Projection]:
         yield mlp.intermediate, (d,)
 
 
+def _of_shared_use(model: ModelConfig) -> Iterator[Projection]:
+    """Yield the projections of one use of a shared transformer block, with the use's own changes of them."""
+    shared, attention, mlp, d = model.shared, model.attention, model.mlp, model.hidden_size
+    if shared is None or attention is None or mlp is None:
+        return
+    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+    yield 2 * d, (queries, keys, keys)
+    yield queries, (d,)
+    yield d, (2 * mlp.intermediate,)
+    yield mlp.intermediate, (d,)
+    yield d, (d,)
+    changes = [(d, 2 * mlp.intermediate)]
+    if shared.attention_adapters:
+        changes += [(2 * d, keys)] * 3
+    for inputs, outputs in changes:
+        yield inputs, (shared.adapter_rank,)
+        yield shared.adapter_rank, (outputs,)
+
+
 def _of_attention(attention: AttentionConfig, d: int) -> Iterator[Projection]:
     if (latent := attention.latent) is not None:
-        # What heads compute of the latent is multiplied into other things, and has no places.
         yield d, (attention.heads * (latent.own + latent.shared), attention.head_dim)
+        yield latent.rank, (attention.heads * (latent.own + latent.values),)
         yield attention.heads * latent.values, (d,)
         return
     queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim

@@ -15,7 +15,7 @@ from engines import Answer, greedy, run
 from gate_cases import LARGE, SQUARE, Case
 from mamba_planner.adapter_bank import bank_bytes
 from mamba_server.wire import AddRequest
-from testmodels.adapters import merged, shapes_of, write_adapter
+from testmodels.adapters import computed_projections, merged, shapes_of, untie, write_adapter
 from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
@@ -29,6 +29,7 @@ from testmodels.checkpoints import (
     random_qwen3_next,
     random_zamba2,
 )
+from testmodels.published_limits import follow_published_limits
 
 pytestmark = pytest.mark.slow
 
@@ -41,15 +42,18 @@ FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any], float]] = {
     "falcon-h1": (random_falcon_h1, {}, 0.1),
     "granite": (random_granite, {}, 0.1),
     "lfm2": (random_lfm2, {"conv_bias": True}, 0.1),
-    # Larger changes push its step sizes to where transformers' own chunks lose digits.
-    "nemotron-h": (random_nemotron_h, {}, 0.03),
+    "nemotron-h": (random_nemotron_h, {}, 0.1),
     "olmo-hybrid": (random_olmo_hybrid, {"attention_bias": True}, 0.1),
     "qwen3.5": (random_qwen3_5, {}, 0.1),
     "qwen3.5-experts": (random_qwen3_5, {"num_experts": 8}, 0.1),
     "qwen3-next": (random_qwen3_next, {}, 0.1),
-    "zamba2": (random_zamba2, {}, 0.1),
+    # Larger changes in every use of a block cost digits: transformers is 2e-4 from its own float64.
+    "zamba2": (random_zamba2, {}, 0.03),
+    "zamba2-changes": (
+        random_zamba2, {"use_shared_attention_adapter": True, "num_key_value_heads": 4}, 0.03,
+    ),
     "kimi-linear": (random_kimi_linear, {}, 0.1),
-}
+}  # fmt: skip
 """Writers of checkpoints, their fields, and the size of the adapters' numbers."""
 
 
@@ -63,7 +67,7 @@ def check(model: torch.nn.Module, request: AddRequest, answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("case", SQUARE if LARGE else SQUARE[2:3], ids=str)
-@pytest.mark.parametrize("family", FAMILIES if LARGE else ["mamba2"])
+@pytest.mark.parametrize("family", FAMILIES if LARGE else ["mamba2", "zamba2-changes", "kimi-linear"])
 def test_sixteen_adapters_in_one_batch_equal_their_merged_weights(
     family: str, case: Case, tmp_path: Path
 ) -> None:
@@ -71,8 +75,9 @@ def test_sixteen_adapters_in_one_batch_equal_their_merged_weights(
 
     write, fields, size = FAMILIES[family]
     path = write(tmp_path / "base", **fields)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    shapes = shapes_of(model)
+    model = untie(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval())
+    follow_published_limits(model)
+    shapes = shapes_of(model, computed_projections(model))
     adapters = [
         write_adapter(tmp_path / f"a{n}", shapes, seed=n, rank=4 + n % 5, size=size, use_rslora=n % 3 == 0)
         for n in range(ADAPTERS)

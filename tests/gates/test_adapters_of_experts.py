@@ -11,7 +11,7 @@ from engines import greedy, make_engine, run
 from gate_cases import LARGE
 from mamba_planner.adapter_bank import bank_bytes
 from testmodels.adapters import merged, shapes_of, with_deltas, write_adapter, write_expert_adapter
-from testmodels.checkpoints import random_lfm2, random_qwen3_5, random_qwen3_next
+from testmodels.checkpoints import random_kimi_linear, random_lfm2, random_qwen3_5, random_qwen3_next
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +23,7 @@ FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any], tuple[str, ...], 
     "qwen3.5": (
         random_qwen3_5, {"num_experts": 8, **NARROW}, ("gate_proj", "up_proj", "down_proj"), "shared_expert.",
     ),
+    "kimi-linear": (random_kimi_linear, NARROW, ("w1", "w3", "w2"), "shared_experts."),
     "lfm2": (random_lfm2, {"num_experts": 8, **NARROW}, ("w1", "w3", "w2"), ""),
 }  # fmt: skip
 """Writers of checkpoints, their fields, names of an expert's modules, and part of a shared expert's names."""

@@ -245,11 +245,15 @@ def test_a_tool_call_beside_an_answer_with_drafts_follows_its_own_grammar(random
     assert drafts.accepted > 10
 
 
+@pytest.mark.parametrize("write", [random_nemotron_h, random_kimi_linear, random_zamba2])
 def test_answers_with_adapters_beside_others_have_the_same_tokens_with_drafts(
-    random_model: Path, tmp_path: Path
+    write: Write, tmp_path: Path
 ) -> None:
+    random_model = write(tmp_path / "model")
+    ends = ("in_proj.weight", "o_proj.weight", "kv_b_proj.weight", "layers.1.linear.weight")
     with safe_open(random_model / "model.safetensors", framework="pt") as file:
-        names = [name for name in file.keys() if name.endswith(("in_proj.weight", "o_proj.weight"))]  # noqa: SIM118 - not a dict
+        names = [name for name in file.keys() if name.endswith(ends)]  # noqa: SIM118 - not a dict
+        names = [name for name in names if "shared_transformer" not in name]
         shapes = {name.removesuffix(".weight"): file.get_tensor(name).shape for name in names}
     adapter = write_adapter(tmp_path / "a", shapes, size=0.1)
     settings = {"strategy": "ExtraBuffer", "lora": (f"a={adapter}",), "max_lora_rank": 4}

@@ -6,14 +6,14 @@ import contextlib
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-UNADAPTED = ("lm_head", ".experts", "shared_expert", ".gate", "router")
+UNADAPTED = ("lm_head", ".experts", "shared_expert", ".gate.", "router")
 
 
 def projections(model: torch.nn.Module) -> list[str]:
@@ -22,8 +22,29 @@ def projections(model: torch.nn.Module) -> list[str]:
         name
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and not any(part in f".{name}." for part in UNADAPTED)
-        if not name.endswith(".gate")
     ]
+
+
+def computed_projections(model: torch.nn.Module) -> list[str]:
+    """Return the names of those modules that a forward pass computes, as training changes them."""
+    names = []
+    hooks = [
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: names.append(name))
+        for name in projections(model)
+    ]
+    with torch.no_grad():
+        model(torch.tensor([[1, 2, 3]]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return names
+
+
+def untie(model: torch.nn.Module) -> torch.nn.Module:
+    """Give each projection of a model a weight of its own, as adapters of layers that share one assume."""
+    for name in projections(model):
+        module = model.get_submodule(name)
+        module.weight = torch.nn.Parameter(module.weight.detach().clone())
+    return model
 
 
 def write_adapter(
@@ -34,19 +55,21 @@ def write_adapter(
     rank: int = 4,
     size: float = 0.3,
     prefix: str = "",
+    zeros: Collection[str] = (),
     **fields: Any,
 ) -> Path:
     """Write an adapter of modules, given by name with outputs and inputs; return its directory.
 
     `size`: standard deviation of the matrices; `prefix`: of the modules' names in the model that was trained;
-    `fields`: of the configuration.
+    `zeros`: modules whose change is zero, as before the training; `fields`: of the configuration.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, (outputs, inputs) in shapes.items():
         key = f"base_model.model.{prefix}{name}"
         tensors[f"{key}.lora_A.weight"] = torch.randn(rank, inputs, generator=generator) * size
-        tensors[f"{key}.lora_B.weight"] = torch.randn(outputs, rank, generator=generator) * size
+        second = torch.randn(outputs, rank, generator=generator) * size
+        tensors[f"{key}.lora_B.weight"] = torch.zeros_like(second) if name in zeros else second
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "some/model",
         "bias": "none", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.05, "use_dora": False,

@@ -22,6 +22,7 @@ from mamba_server.engine.boot import Engine
 from mamba_server.model.checkpoint.errors import AdapterError
 from mamba_server.wire import AdminCall, AdminReply, RequestRejected
 from testmodels.adapters import merged_checkpoint, shapes_in, write_adapter
+from testmodels.checkpoints import random_zamba2
 
 assert mamba_server.__file__ is not None
 TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
@@ -247,3 +248,26 @@ def test_an_adapter_that_does_not_fit_is_refused_with_what_to_do(
     adapters.paths["wrong"] = write(tmp_path / "wrong")
     with pytest.raises(AdapterError, match=words):
         booted(adapters, "wrong")
+
+
+USED_TWICE = "shared_transformer.self_attn.q_proj"
+UNUSED = "shared_transformer.feed_forward.gate_up_proj_adapter_list.2.0"
+
+
+def test_an_adapter_of_a_block_that_layers_share_names_each_use_of_it(tmp_path: Path) -> None:
+    base = random_zamba2(tmp_path / "base")
+    both = {f"model.layers.{layer}.{USED_TWICE}": (96, 96) for layer in (1, 4)}
+    other = {f"model.layers.1.{UNUSED}": (8, 48)}
+    names = {
+        "both": write_adapter(tmp_path / "both", both, seed=1),
+        "one": write_adapter(tmp_path / "one", dict([*both.items()][:1]), seed=1),
+        # PEFT writes modules that no step of the training computed, with zeros.
+        "more": write_adapter(tmp_path / "more", {**both, **other}, seed=1, zeros=[*other]),
+    }
+    answers = [
+        told(make_engine(base, lora=(f"a={names[name]}",)), adapter).tokens
+        for name, adapter in (("both", "a"), ("more", "a"), ("both", ""))
+    ]
+    assert answers[0] == answers[1] != answers[2]
+    with pytest.raises(AdapterError, match=rf"layers.1.{USED_TWICE}, and not layers.4.{USED_TWICE}"):
+        make_engine(base, lora=(f"a={names['one']}",))

@@ -22,6 +22,7 @@ from mamba_server.model.checkpoint.tensor_source import Fp8Form
 from mamba_server.wire import AddRequest, SamplingParams
 from mamba_settings.engine_settings import EngineSettings
 from peak_memory import peak_bytes
+from testmodels.adapters import write_adapter
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +111,8 @@ class Measured:
         for number, length in enumerate(lengths):
             tokens = [3 + (7 * at + number) % 900 for at in range(length)]
             wanted = SamplingParams(max_tokens=8, ignore_eos=True, **{"temperature": 0.0, **params})
-            refused = self.engine.core.add(AddRequest(f"r{number}", tokens, wanted))
+            adapter = self.engine.adapters[0].fingerprint if self.engine.adapters else ""
+            refused = self.engine.core.add(AddRequest(f"r{number}", tokens, wanted, adapter=adapter))
             assert refused is None, refused
 
     def step(self) -> int:
@@ -284,6 +286,39 @@ def test_no_step_of_any_family_takes_more_than_was_planned(
     most = 0.0
     for lengths, steps in loads:
         measured = Measured(tmp_path, monkeypatch, FAMILIES[family], dtype=dtype)
+        measured.add(*lengths)
+        taken = max(measured.step() for _ in range(steps))
+        assert taken <= measured.planned, lengths
+        most = max(most, taken / measured.planned)
+    assert most > 1 / 40
+
+
+LATENT = COMMON | KIMI_LINEAR | {"layer_types": ["full_attention"], "num_hidden_layers": 1,
+                                 "mlp_layer_types": ["dense"], "intermediate_size": 16}  # fmt: skip
+SHARED = "model.layers.0.shared_transformer"
+ADAPTED: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]]]] = {
+    "heads with a latent": (
+        LATENT,
+        {"model.layers.0.self_attn.kv_b_proj": (256, 64), "model.layers.0.self_attn.q_proj": (192, 128)},
+    ),
+    "shared blocks": (
+        ZAMBA2,
+        {f"{SHARED}.self_attn.q_proj": (256, 256), f"{SHARED}.feed_forward.gate_up_proj": (1024, 128)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("model", ADAPTED)
+def test_no_step_with_adapters_takes_more_than_was_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, dtype: str
+) -> None:
+    config, shapes = ADAPTED[model]
+    adapter = write_adapter(tmp_path / "adapter", shapes, rank=32)
+    most = 0.0
+    for lengths, steps in (*PROMPTS, *DECODES) if LARGE else (PROMPTS[0], DECODES[0]):
+        more = {"lora": (f"a={adapter}",), "max_lora_rank": 32}
+        measured = Measured(tmp_path, monkeypatch, config, dtype=dtype, **more)
         measured.add(*lengths)
         taken = max(measured.step() for _ in range(steps))
         assert taken <= measured.planned, lengths

@@ -55,6 +55,16 @@ class CurrentStep(Protocol):
     step: StepAdapters | None
 
 
+def check_shape(part: Part, inputs: int, change: LowRank) -> None:
+    """Raise AdapterError if `change` was trained for a module of another shape than `part` of `inputs`."""
+    shape, own = (len(change.second), change.first.shape[1]), (part.outputs, inputs)
+    if shape != own:
+        raise AdapterError(
+            f"the adapter's module {part.module} has {shape[1]} inputs and {shape[0]} outputs, and the "
+            f"model's has {own[1]} and {own[0]}: it was trained for another model"
+        )
+
+
 class AdaptedProduct:
     """Multiplies rows by a weight of the model, and adds the changes of each row's adapter."""
 
@@ -144,12 +154,7 @@ class AdaptedProduct:
 
     def check(self, part: Part, change: LowRank) -> None:
         """Raise AdapterError if `change` was trained for a module of another shape than `part`."""
-        shape, own = (len(change.second), change.first.shape[1]), (part.outputs, self._first.shape[3])
-        if shape != own:
-            raise AdapterError(
-                f"the adapter's module {part.module} has {shape[1]} inputs and {shape[0]} outputs, and the "
-                f"model's has {own[1]} and {own[0]}: it was trained for another model"
-            )
+        check_shape(part, self._first.shape[3], change)
 
     def install(self, place: int, modules: dict[str, LowRank]) -> None:
         """Write the changes of an adapter into `place`; an adapter without any of the modules empties it."""

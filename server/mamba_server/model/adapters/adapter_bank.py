@@ -7,6 +7,7 @@ adapters into places and the runner sets the adapters of each step, both on the 
 import contextlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -14,8 +15,9 @@ from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.row_operations import AdapterRows
 from mamba_server.model.adapters.adapted_experts import AdaptedExperts, ExpertNames, ExpertProducts, Group
+from mamba_server.model.adapters.adapted_heads import HeadChanges
 from mamba_server.model.adapters.adapted_product import AdaptedProduct, Part, Rows
-from mamba_server.model.adapters.adapter_files import AdapterWeights
+from mamba_server.model.adapters.adapter_files import AdapterWeights, LowRank
 from mamba_server.model.adapters.step_adapters import BASE, StepAdapters
 from mamba_server.model.checkpoint.errors import AdapterError
 
@@ -38,8 +40,12 @@ class AdapterBank:
         """
         self.places, self.rank, self.expert_rank = places, rank, expert_rank
         self._device, self._dtype = device, dtype
-        self._products: dict[str, list[tuple[AdaptedProduct, Part]]] = {}
-        self._all: list[AdaptedProduct] = []
+        self._products: dict[str, list[tuple[AdaptedProduct | HeadChanges, Part]]] = {}
+        self._all: list[AdaptedProduct | HeadChanges] = []
+        self._other_prefixes: dict[str, str] = {}
+        """Prefixes of modules' names by prefixes that adapters may have instead."""
+        self._uses: list[list[str]] = []
+        """Prefixes of the uses of each part of the model that several layers share."""
         self._experts: list[AdaptedExperts] = []
         self._of_experts: set[str] = set()
         """Names of modules and stacked parameters of experts that have places."""
@@ -68,10 +74,29 @@ class AdapterBank:
         if library is not None and isinstance(base, PackedLinear) and isinstance(linear, PackedLinear):
             kernel = AdapterRows(library, base, linear, first, seconds, [part.start for part in parts])
         product = AdaptedProduct(base, linear, activation, parts, self, first, seconds, kernel)
+        self._add(product, parts)
+        return product
+
+    def adapt_heads(self, part: Part, heads: int, inputs: int) -> HeadChanges:
+        """Reserve memory for changes of a projection of `inputs` to all heads, which `AdaptedHeads` reads."""
+        first = self._zeros(self.places, self.rank, inputs)
+        second = self._zeros(self.places, heads, self.rank, part.outputs // heads)
+        changes = HeadChanges(part, heads, first, second)
+        self._add(changes, (part,))
+        return changes
+
+    def _add(self, product: AdaptedProduct | HeadChanges, parts: tuple[Part, ...]) -> None:
         self._all.append(product)
         for part in parts:
             self._products.setdefault(part.module, []).append((product, part))
-        return product
+
+    def also_call(self, prefix: str, other: str) -> None:
+        """Let adapters begin the names of modules with `other` that begin with `prefix` here."""
+        self._other_prefixes[other] = prefix
+
+    def share(self, prefixes: list[str]) -> None:
+        """Refuse adapters that change one of these uses of the same weights and not the others alike."""
+        self._uses.append(prefixes)
 
     def adapt_experts(
         self,
@@ -106,6 +131,7 @@ class AdapterBank:
 
     def check(self, adapter: AdapterWeights) -> None:
         """Raise AdapterError if the adapter does not fit the model or its places."""
+        adapter = self._by_own_names(adapter)
         plain = {name: change for name, change in adapter.modules.items() if name not in self._of_experts}
         rank = max((len(change.first) for change in plain.values()), default=0)
         if rank > self.rank:
@@ -123,6 +149,37 @@ class AdapterBank:
                 raise self._not_adapted(module, len(change.first))
             for product, part in products:
                 product.check(part, change)
+        self._check_uses(plain)
+
+    def _by_own_names(self, adapter: AdapterWeights) -> AdapterWeights:
+        """Return the adapter with the names that modules have here, without changes that are zero.
+
+        Such a change belongs to a module that the training never computed, as that of another use.
+        """
+
+        def own(name: str) -> str:
+            other = next((each for each in self._other_prefixes if name.startswith(each)), "")
+            return self._other_prefixes[other] + name.removeprefix(other) if other else name
+
+        return replace(
+            adapter,
+            modules={own(name): each for name, each in adapter.modules.items() if bool(each.second.any())},
+            stacked={own(name): each for name, each in adapter.stacked.items()},
+        )
+
+    def _check_uses(self, changes: dict[str, LowRank]) -> None:
+        """Raise AdapterError if an adapter changes some uses of shared weights and not all of them."""
+        for uses in self._uses:
+            for module in changes:
+                prefix = next((each for each in uses if module.startswith(each)), "")
+                name = module.removeprefix(prefix)
+                without = [each for each in uses if prefix and each + name not in changes]
+                if [each for each in without if each + name in self._products]:
+                    raise AdapterError(
+                        f"the adapter changes {module}, and not {without[0]}{name}, which has the same "
+                        "weights: its files do not say whether it was trained for both; train it with a "
+                        "version of transformers that names each use, or merge the adapter into the model"
+                    )
 
     def holds(self, fingerprint: str) -> bool:
         """Return whether the adapter with this fingerprint has a place; "" = no adapter, which needs none."""
@@ -158,6 +215,7 @@ class AdapterBank:
 
     def install(self, place: int, adapter: AdapterWeights) -> None:
         """Copy an adapter that was checked into `place`. On the forward stream, or before there is one."""
+        adapter = self._by_own_names(adapter)
         with torch.inference_mode():
             for product in self._all:
                 product.install(place, adapter.modules)

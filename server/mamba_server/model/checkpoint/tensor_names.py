@@ -19,8 +19,8 @@ class BlockNames:
     """Prefix of all other tensors of the block; "" = they have no common prefix."""
     other_norm: str = ""
     """Another name of the same weight, which some checkpoints of the family have; "" = there is none."""
-    other_mixer: str = ""
-    """Another prefix of a feed-forward, which some checkpoints of the family have; "" = there is none."""
+    other_mixers: tuple[str, ...] = ()
+    """Other prefixes of these tensors, which some checkpoints or adapters of the family have."""
     norms_after: tuple[str, ...] = ()
     """Names of the weight in blocks whose norm is after the mixer; checkpoints have one of them."""
 
@@ -240,11 +240,14 @@ NAMES: dict[str, TensorNames] = {
         embedding="embed_tokens.weight",
         norm="norm.weight",
         blocks={
-            "gated_delta": BlockNames("input_layernorm.weight", "self_attn"),
+            # The classes of transformers, and so adapters, name some modules otherwise than files do.
+            "gated_delta": BlockNames(
+                "input_layernorm.weight", "self_attn", other_mixers=("self_attn.forget_gate",)
+            ),
             "attention": BlockNames("input_layernorm.weight", "self_attn"),
             # Transformers writes a dense feed-forward under the name of the sparse ones.
-            "mlp": BlockNames("post_attention_layernorm.weight", "mlp", other_mixer="block_sparse_moe"),
-            "moe": BlockNames("post_attention_layernorm.weight", "block_sparse_moe"),
+            "mlp": BlockNames("post_attention_layernorm.weight", "mlp", other_mixers=("block_sparse_moe",)),
+            "moe": BlockNames("post_attention_layernorm.weight", "block_sparse_moe", other_mixers=("mlp",)),
         },
         moe=MoeNames(
             router="block_sparse_moe.gate.weight",

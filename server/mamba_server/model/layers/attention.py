@@ -82,10 +82,10 @@ class Attention:
         """C++ kernels that attend for decoding rows and for prompts; None = `attend` is used for all rows."""
         self.attend = self._attend(loader)
 
-    def projecting(self, qkv_proj: Rows) -> "Attention":
-        """Return the same layer with another projection to queries, keys and values."""
+    def projecting(self, qkv_proj: Rows, o_proj: Rows) -> "Attention":
+        """Return the same layer with other projections to queries, keys and values, and of their result."""
         twin = copy(self)
-        twin.qkv_proj = qkv_proj
+        twin.qkv_proj, twin.o_proj = qkv_proj, o_proj
         return twin
 
     @property

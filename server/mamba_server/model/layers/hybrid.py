@@ -26,7 +26,7 @@ from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.source import Progress, silent
 from mamba_server.model.checkpoint.tensor_factors import Factors, row_factors
-from mamba_server.model.checkpoint.tensor_names import NAMES
+from mamba_server.model.checkpoint.tensor_names import NAMES, BlockNames
 from mamba_server.model.checkpoint.tensor_source import TensorSource
 from mamba_server.model.checkpoint.weight_files import DRAFT_HEADS
 from mamba_server.model.checkpoint.weights import Weights
@@ -417,10 +417,8 @@ class HybridModel:
             # Rows of experts are not rounded, and what a later norm returns is added.
             multiplied = kind != "moe" and not after
             norm = layer.norm(norm_name, config.hidden_size, self._norm_eps, before_product=multiplied)
-            prefix = names.mixer
-            if names.other_mixer and layer.at(names.other_mixer).has(f"{self._names.down_proj}.weight"):
-                prefix = names.other_mixer
-            mixer = self._mixer(kind, layer, layer.at(prefix))
+            inside = self._inside(layer, names)
+            mixer = self._mixer(kind, layer, inside)
             match mixer:
                 case Mamba2Mixer() if kind == "shared_mamba" and shared is not None:
                     both = SharedMamba(shared.use(uses), mixer)
@@ -438,6 +436,17 @@ class HybridModel:
                     blocks.append(Block(norm, mixer, recurrent, after))
                     recurrent += 1
         return blocks
+
+    def _inside(self, layer: Loader, names: BlockNames) -> Loader:
+        """Return the loader of a block's tensors but its norm, of which checkpoints have one of the names."""
+        down = f"{self._names.down_proj}.weight"
+        places = [layer.at(name) for name in (*names.other_mixers, names.mixer)]
+        inside = next((place for place in places if place.has(down)), places[-1])
+        if layer.adapters is not None:
+            for place in places:
+                if place.prefix != inside.prefix:
+                    layer.adapters.also_call(inside.prefix, place.prefix)
+        return inside
 
     def _mixer(self, kind: LayerKind, layer: Loader, inside: Loader) -> Mixer | None:
         """Load the mixer of a block; None if blocks of this kind cannot be served.

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from mamba_planner.model_config import AttentionConfig, LatentConfig
+from mamba_server.model.adapters.adapted_heads import AdaptedHeads
 from mamba_server.model.layers.attention import Attention, Turns
 from mamba_server.model.layers.loader import Loader, Rows
 
@@ -34,11 +35,19 @@ class LatentAttention(Attention):
             "kv_b_proj.weight", config.heads * (latent.own + latent.values), latent.rank
         ).view(config.heads, -1, latent.rank)
         own, values = heads.split([latent.own, latent.values], 1)
-        self.absorb_keys = _of_heads(own.transpose(1, 2), loader)
+        self.absorb_keys: Rows = _of_heads(own.transpose(1, 2), loader)
         """Product of each head with its part of queries: [T, H, own] -> [T, H, rank]"""
-        self.absorb_values = _of_heads(values, loader)
+        self.absorb_values: Rows = _of_heads(values, loader)
         """Product of each head with the sum of latent rows that it attended to: [T, H, rank] -> [T, H,
         values]"""
+        if (bank := loader.adapters) is not None:
+            part = loader.part("kv_b_proj", 0, config.heads * (latent.own + latent.values))
+            changes = bank.adapt_heads(part, config.heads, latent.rank)
+            before, behind = slice(0, latent.own), slice(latent.own, None)
+            self.absorb_keys = AdaptedHeads(self.absorb_keys, changes, before, backwards=True, current=bank)
+            self.absorb_values = AdaptedHeads(
+                self.absorb_values, changes, behind, backwards=False, current=bank
+            )
         self.take_kernels(loader)
         self.o_proj = loader.linear("o_proj", config.heads * latent.values, hidden_size, bias=False)
 

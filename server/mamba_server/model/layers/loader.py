@@ -268,16 +268,22 @@ class Loader:
         """
         inputs = weights[0].shape[1]
         if self.library is None:
-            plain = self._of_operators(weights, bias)
-            if self.adapters is None:
-                return plain
-            return self.adapters.adapt(plain, plain, "", inputs, tuple(parts))
+            return self.adapted(self._of_operators(weights, bias), inputs, parts)
         packed = self.pack_parts(weights)
         product = PackedLinear(self.library, packed, bias, activation)
         if self.adapters is None:
             return product
         linear = PackedLinear(self.library, packed, bias) if activation else product
         return self.adapters.adapt(product, linear, activation, inputs, tuple(parts), self.library)
+
+    def adapted(self, product: Rows, inputs: int, parts: Sequence[Part]) -> Rows:
+        """Return a product without activation that adapters can change, if the engine has places.
+
+        `parts` are as in `product_of`. The places are this use's own, also if others use the same product.
+        """
+        if self.adapters is None:
+            return product
+        return self.adapters.adapt(product, product, "", inputs, tuple(parts), self.library)
 
     def _of_operators(self, weights: Sequence[Matrix], bias: torch.Tensor | None) -> Rows:
         """Return the product of matrices that follow one another, by torch, in four bits or in FP8."""

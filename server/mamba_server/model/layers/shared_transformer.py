@@ -75,8 +75,11 @@ class _Weights:
 class SharedUse:
     """Computes a shared transformer block in one layer, with this layer's changes and last projection."""
 
-    def __init__(self, weights: _Weights, attention: Attention, gate_up: Rows, linear: Rows) -> None:
-        self._weights, self.attention, self._gate_up, self._linear = weights, attention, gate_up, linear
+    def __init__(
+        self, weights: _Weights, attention: Attention, gate_up: Rows, down: Rows, linear: Rows
+    ) -> None:
+        self._weights, self.attention = weights, attention
+        self._gate_up, self._down, self._linear = gate_up, down, linear
 
     def __call__(
         self,
@@ -93,7 +96,7 @@ class SharedUse:
         weights = self._weights
         attended = self.attention(weights.norm(torch.cat((x, embedded), 1), None), kv, plans, turns)
         gate, up = self._gate_up(weights.norm_between(attended, None)).chunk(2, 1)
-        return self._linear(weights.down(weights.activate(gate, up)))
+        return self._linear(self._down(weights.activate(gate, up)))
 
 
 class SharedMamba:
@@ -125,13 +128,16 @@ class SharedTransformers:
         Checkpoints hold the tensors of a block in the layer that uses it first, or in every one.
         """
         self._config, self._names, self._hidden_size = config, names, hidden_size
-        self._widths = attention.heads * attention.head_dim, 2 * mlp.intermediate
+        self._inner = mlp.intermediate
         self._layers = layers
-        # An adapter of a user would change every use of what it is added to.
+        # Adapters of users have places in each use, and none in what the uses share.
         plain = [replace(layer, adapters=None) for layer in layers]
         blocks = min(config.blocks, len(layers))
         self._sources = [self._source(plain[first::blocks]) for first in range(blocks)]
         self._blocks = [_Weights(attention, mlp, hidden_size, eps, names, source) for source in self._sources]
+        for users in (layers[first::blocks] for first in range(blocks)):
+            if (bank := users[0].adapters) is not None:
+                bank.share([user.at(names.block).prefix for user in users])
 
     def _source(self, users: list[Loader]) -> Loader:
         """Return the loader of a block's tensors, from the first of its users that has them.
@@ -159,30 +165,56 @@ class SharedTransformers:
 
     def use(self, number: int) -> SharedUse:
         """Return use `number`, which belongs to the `number`-th layer that has one. Raises WeightsError."""
+        names, d, inner = self._names, self._hidden_size, self._inner
+        weights = self._blocks[number % len(self._blocks)]
+        layer = self._layers[number]
+        own = layer.at(names.block)
+        gate_up = own.adapted(weights.gate_up, d, [own.part(names.gate_up, 0, 2 * inner)])
+        return SharedUse(
+            weights,
+            self._attention(weights.attention, number),
+            self._changed(gate_up, (names.gate_up_changes,), number, d, 2 * inner),
+            own.adapted(weights.down, inner, [own.part(names.down, 0, d)]),
+            layer.linear(names.linear, d, d, bias=False),
+        )
+
+    def _attention(self, shared: Attention, number: int) -> Attention:
+        """Return the attention of use `number`, with the weights of `shared`."""
         names, d = self._names, self._hidden_size
-        block = number % len(self._blocks)
-        weights, source = self._blocks[block], self._sources[block]
-        gate_up = self._changed(weights.gate_up, source, (names.gate_up_changes,), number, d, self._widths[1])
-        attention = weights.attention
-        if self._config.attention_adapters:
-            changes = names.attention_changes
-            attention = attention.projecting(
-                self._changed(attention.qkv_proj, source, changes, number, 2 * d, self._widths[0])
+        inside = self._layers[number].at(names.block, names.attention)
+        queries, keys, values = shared.widths
+        parts = [
+            inside.part(name, start, width)
+            for name, start, width in zip(
+                ("q_proj", "k_proj", "v_proj"), (0, queries, queries + keys), shared.widths, strict=True
             )
-        linear = replace(self._layers[number], adapters=None).linear(names.linear, d, d, bias=False)
-        return SharedUse(weights, attention, gate_up, linear)
+        ]
+        qkv_proj = inside.adapted(shared.qkv_proj, 2 * d, parts)
+        if self._config.attention_adapters:
+            qkv_proj = self._changed(qkv_proj, names.attention_changes, number, 2 * d, values)
+        return shared.projecting(
+            qkv_proj, inside.adapted(shared.o_proj, queries, [inside.part("o_proj", 0, d)])
+        )
 
     def _changed(
-        self, base: Rows, source: Loader, names: Sequence[str], number: int, inputs: int, outputs: int
+        self, base: Rows, names: Sequence[str], number: int, inputs: int, outputs: int
     ) -> ChangedProduct:
         """Load the changes of use `number` to the parts of a product, each with `outputs` outputs.
 
-        `base` is the product, and `names` are the tensors of the changes in `source`, one name for each part.
+        `base` is the product, and `names` are the tensors of the changes in its block, one name for each
+        part.
         """
         rank = self._config.adapter_rank
+        source, own = self._sources[number % len(self._blocks)], self._layers[number].at(self._names.block)
         changes: list[tuple[Rows, Rows]] = []
         for name in names:
-            inside = source.at(name, number)
-            first = inside.linear("0", inputs, rank, bias=False)
-            changes.append((first, inside.linear("1", rank, outputs, bias=False)))
+            stored, here = source.at(name, number), own.at(name, number)
+            first = stored.linear("0", inputs, rank, bias=False)
+            second = stored.linear("1", rank, outputs, bias=False)
+            changes.append(
+                (
+                    here.adapted(first, inputs, [here.part("0", 0, rank)]),
+                    here.adapted(second, rank, [here.part("1", 0, outputs)]),
+                )
+            )
         return ChangedProduct(base, changes)
