@@ -1,8 +1,8 @@
 """Tokens per second of a thread with and without drafts: an answer that copies, and five where drafts fail.
 
-Run as `python -m benchmarks.speculation --model DIR`. The model computes every step; the tokens of the
-answers are those of a script, so that the share of drafts that are right is that of real text, whatever the
-weights are. Ways take turns, step by step; processor time of one thread says the same on a busy machine.
+Run as `python -m benchmarks.speculation --model DIR [--rows N]`. The model computes every step; the tokens of
+the answers are those of a script, so that the share of drafts that are right is that of real text, whatever
+the weights are. Ways take turns, step by step; processor time of one thread says the same on a busy machine.
 """
 
 import argparse
@@ -25,6 +25,9 @@ from mamba_settings.engine_settings import EngineSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT = 256
+APART = 3
+"""Tokens by which the prompt of each further sequence of a batch is longer: each is at another place of the
+text."""
 WAYS = {"off": "off", "off again": "off", "ngram": "ngram", "auto": "auto", "auto again": "auto"}
 """Value of `--speculation` by the name of its engine. Two engines of one value differ by up to two percent,
 because their memory lies elsewhere, so both count."""
@@ -88,58 +91,62 @@ def say(engine: Engine, text: list[int]) -> None:
     sampler.sample = sample
 
 
-def serve(engines: dict[str, Engine], text: Text, name: str) -> dict[str, tuple[float, float]]:
-    """Return the seconds of this thread and of the clock that each engine takes for an answer.
+def serve(engines: dict[str, Engine], text: Text, name: str, rows: int) -> dict[str, tuple[float, float]]:
+    """Return the seconds of this thread and of the clock that each engine takes for the answers of a batch.
 
-    They count from the first token on. Steps of the engines take turns in an order that chance decides each
-    time, so that all meet the same machine and none always follows the same other one.
+    They count from the first token of the last sequence on. Steps of the engines take turns in an order that
+    chance decides each time, so that all meet the same machine and none always follows the same other one.
     """
     prompt, answer = text
-    params = SamplingParams(max_tokens=len(answer), temperature=0.0, ignore_eos=True)
+    whole, count = [*prompt, *answer], len(answer) - APART * (rows - 1)
+    params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+    begins = {f"{name} {row}": len(prompt) + APART * row for row in range(rows)}
     for engine in engines.values():
-        say(engine, [*prompt, *answer])
-        engine.core.add(AddRequest(name, TokenIds(prompt), params))
-    tokens: dict[str, list[int]] = {way: [] for way in engines}
+        say(engine, whole)
+        for request, begin in begins.items():
+            engine.core.add(AddRequest(request, TokenIds(whole[:begin]), params))
+    tokens: dict[str, dict[str, list[int]]] = {way: {request: [] for request in begins} for way in engines}
     seconds = dict.fromkeys(engines, (0.0, 0.0))
     rng = random.Random(name)
     while running := [way for way, engine in engines.items() if not engine.core.idle]:
         rng.shuffle(running)
         for way in running:
-            is_timed = bool(tokens[way])
+            is_timed = all(tokens[way].values())
             work, clock = time.thread_time(), time.perf_counter()
             for delta in engines[way].core.step():
-                tokens[way] += delta.token_ids
+                tokens[way][delta.request_id] += delta.token_ids
             if is_timed:
                 before = seconds[way]
                 seconds[way] = (
                     before[0] + time.thread_time() - work, before[1] + time.perf_counter() - clock
                 )  # fmt: skip
     for way, spoken in tokens.items():
-        if spoken != answer:
-            raise SystemExit(f"{name}, {way}: not the answer of the script: {spoken[:9]}, {answer[:9]}")
+        for request, begin in begins.items():
+            if spoken[request] != whole[begin : begin + count]:
+                raise SystemExit(f"{request}, {way}: not the answer of the script: {spoken[request][:9]}")
     return seconds
 
 
-def booted(model: Path, drafts: int, speculation: str) -> Engine:
+def booted(model: Path, drafts: int, speculation: str, rows: int) -> Engine:
     settings = EngineSettings(
         model=str(model), device="cpu", seed=0, arena_bytes=400 << 20, prefix_caching=False,
-        speculation=speculation, speculative_tokens=drafts, audit_share=0,
+        speculation=speculation, speculative_tokens=drafts, audit_share=0, max_running_requests=rows,
     )  # fmt: skip
     return boot(settings, lambda *_: None)
 
 
-def measured(engines: dict[str, Engine], texts: dict[str, Text], rounds: int) -> dict[str, Any]:
+def measured(engines: dict[str, Engine], texts: dict[str, Text], rounds: int, rows: int) -> dict[str, Any]:
     """Return the seconds of each way and workload, of this thread and of the clock, and the drafts."""
     record: dict[str, Any] = {name: {way: [] for way in engines} for name in texts}
     for number in range(rounds):
         for name, text in texts.items():
             earlier_counts = {way: counts(engine) for way, engine in engines.items()}
-            seconds = serve(engines, text, f"{name} {number}")
+            seconds = serve(engines, text, f"{name} {number}", rows)
             for way, engine in engines.items():
                 record[name][way].append(seconds[way])
                 both = zip(counts(engine), earlier_counts[way], strict=True)
                 record[name][f"drafts of {way}"] = [after - earlier for after, earlier in both]
-            print(name, {way: round(len(text[1]) / seconds[way][0], 1) for way in engines}, flush=True)
+            print(name, {way: round(seconds[way][0], 3) for way in engines}, flush=True)
     return record
 
 
@@ -158,11 +165,13 @@ def counts(engine: Engine) -> tuple[float, float]:
 
 def markdown(record: dict[str, Any]) -> str:
     """Return the rates of all rounds together, relative to the mean of both engines without drafts. Pure."""
+    rows = record["rows"]
+    sequences = "one sequence" if rows == 1 else f"{rows} sequences"
     lines = [
-        f"# Speculation: {record['model']}, {record['drafts']} drafts, one sequence, one thread",
+        f"# Speculation: {record['model']}, {record['drafts']} drafts, {sequences}, one thread",
         "",
         f"- machine: {record['machine']['processor']}, load {record['machine']['load_average']}",
-        f"- {record['rounds']} rounds of {record['tokens']} tokens; steps of all ways take turns",
+        f"- {record['rounds']} rounds of {record['tokens']} tokens a sequence; steps of all ways take turns",
         "- rates relative to the mean of both engines with `off`, by seconds of the thread (by the clock)",
         "",
         f"| answer | {' | '.join((*WAYS, 'both auto'))} | off, tokens/s | accepted of drafted (auto) |",
@@ -178,7 +187,7 @@ def markdown(record: dict[str, Any]) -> str:
         ratios = [
             f"{work / totals[way][0]:.3f} ({clock / totals[way][1]:.2f})" for way in (*WAYS, "both auto")
         ]
-        rate = record["rounds"] * record["tokens"] / work
+        rate = rows * record["rounds"] * record["tokens"] / work
         drafted, accepted = seconds["drafts of auto"]
         columns = [name, *ratios, f"{rate:.0f}", f"{accepted:.0f} of {drafted:.0f}"]
         lines.append(f"| {' | '.join(columns)} |")
@@ -191,19 +200,22 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=1, help="sequences that decode together (1)")
     parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
     options = parser.parse_args()
-    engines = {way: booted(options.model, options.drafts, speculation) for way, speculation in WAYS.items()}
+    rows = options.rows
+    engines = {way: booted(options.model, options.drafts, each, rows) for way, each in WAYS.items()}
     for engine in engines.values():
         use_threads(engine, 1)
-    texts = workloads(options.tokens, engines["off"].model.vocab_size)
+    texts = workloads(options.tokens + APART * (rows - 1), engines["off"].model.vocab_size)
     record = {
         "model": options.model.name,
         "drafts": options.drafts,
         "tokens": options.tokens,
         "rounds": options.rounds,
+        "rows": rows,
         "machine": facts(),
-        "workloads": measured(engines, texts, options.rounds),
+        "workloads": measured(engines, texts, options.rounds, rows),
     }
     print_and_keep(record, markdown(record), options.out)
 

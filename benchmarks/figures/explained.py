@@ -138,6 +138,17 @@ def turns(workload: str) -> tuple[Value, ...]:
     return tuple(ratio(seconds("off"), seconds(way)) for way in ("off again", "ngram", "auto"))
 
 
+def together() -> tuple[Value, ...]:
+    """Return the rates of look-ups and of `auto` where they copy, and their lowest elsewhere."""
+    rates = {workload: turns(workload)[1:] for _, workload in _ANSWERS}
+    copying = rates.pop("copy with edits")
+
+    def lowest(column: int) -> Value:
+        return lambda documents: min(rate[column](documents) for rate in rates.values())
+
+    return (*copying, lowest(0), lowest(1))
+
+
 def drafted(count: int) -> tuple[Value, Value]:
     """Return the tokens of a step with this number of drafts, and the rate relative to that without."""
 
@@ -262,6 +273,9 @@ EXPLAINED = (
               turns(workload)) for begin, workload in _ANSWERS),
     *(Figures(SPECULATION, f"263 million: {begin}", "python -m benchmarks.speculation --model DIR",
               ("2026-11-29-speculation-263m",), turns(workload)) for begin, workload in _ANSWERS),
+    *(Figures(SPECULATION, f"{begin} |", "python -m benchmarks.speculation --rows N",
+              (f"2026-11-30-speculation-{name}-rows",), together())
+      for begin, name in (("shipped, 8", "8"), ("shipped, 32", "32"), ("263 million, 8", "263m-8"))),
     *(Figures(SPECULATION, f"{count} |", "python -m benchmarks.own_head", (HEADS,), drafted(count))
       for count in (3, 4, 5)),
     *(Figures(REPLAY, f"{rows} row", "python -m benchmarks.state_replay --model DIR",
