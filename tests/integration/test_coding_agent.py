@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coding_agent import DIALECTS, PUBLISHED, ChatAgent
+from coding_agent import DIALECTS, PUBLISHED, Agent, ChatAgent
 from matrix_size import LARGE
 from servers import Server
 from tiny_recall import longer_tiny_recall
@@ -25,10 +25,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running.url
 
 
-@pytest.mark.timeout(1800 if LARGE else 120)
-@pytest.mark.parametrize("dialect", sorted(DIALECTS) if LARGE else ["chat", "messages"])
-def test_an_agent_calls_each_of_its_tools_and_goes_on_from_what_it_said(url: str, dialect: str) -> None:
-    agent = DIALECTS[dialect](url, NAMES)
+def call_each_tool(agent: Agent) -> None:
     seen: set[str] = set()
     before = 0
     for name in NAMES:
@@ -48,13 +45,20 @@ def test_an_agent_calls_each_of_its_tools_and_goes_on_from_what_it_said(url: str
     assert len(seen) == 2 * len(NAMES)
 
 
+@pytest.mark.timeout(1800 if LARGE else 120)
+@pytest.mark.parametrize("dialect", sorted(DIALECTS) if LARGE else ["chat", "messages"])
+def test_an_agent_calls_each_of_its_tools_and_goes_on_from_what_it_said(url: str, dialect: str) -> None:
+    with DIALECTS[dialect](url, NAMES) as agent:
+        call_each_tool(agent)
+
+
 def test_several_calls_of_one_turn_have_their_own_results(url: str) -> None:
-    agent = ChatAgent(url, NAMES)
-    turn = agent.several(100)
-    assert len(turn.calls) > 1
-    assert len({call.id for call in turn.calls}) == len(turn.calls)
-    assert all(call.is_valid(agent.schema(call.name)) for call in turn.calls)
-    agent.answer(turn)
-    following = agent.whole(None)
-    assert following.resumed_tokens >= (turn.prompt_tokens - 1) // PAGE * PAGE
-    assert following.prompt_tokens > turn.prompt_tokens
+    with ChatAgent(url, NAMES) as agent:
+        turn = agent.several(100)
+        assert len(turn.calls) > 1
+        assert len({call.id for call in turn.calls}) == len(turn.calls)
+        assert all(call.is_valid(agent.schema(call.name)) for call in turn.calls)
+        agent.answer(turn)
+        following = agent.whole(None)
+        assert following.resumed_tokens >= (turn.prompt_tokens - 1) // PAGE * PAGE
+        assert following.prompt_tokens > turn.prompt_tokens

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import anthropic
 import jsonschema_rs
@@ -52,7 +52,15 @@ class Turn:
 
 
 class Agent(Protocol):
-    """A conversation of one dialect, whose turns are calls."""
+    """A conversation of one dialect, whose turns are calls. As a context it closes its connections."""
+
+    _client: openai.OpenAI | anthropic.Anthropic
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
 
     def schema(self, name: str) -> dict[str, Any]:
         """Return the schema of a tool as this agent sends it."""
@@ -88,7 +96,7 @@ def result_of(call: Call) -> str:
     return f"{call.name} has nothing to show."
 
 
-class ChatAgent:
+class ChatAgent(Agent):
     """An agent of OpenAI's chat completions, with the tools as they are published."""
 
     def __init__(self, url: str, names: Iterable[str]) -> None:
@@ -160,7 +168,7 @@ def _chat_tokens(usage: Any) -> tuple[int, int]:
     return usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
 
 
-class ResponsesAgent:
+class ResponsesAgent(Agent):
     """An agent of OpenAI's responses, which keeps its items itself, as coding agents do."""
 
     def __init__(self, url: str, names: Iterable[str]) -> None:
@@ -213,7 +221,7 @@ class ResponsesAgent:
             self._items.append({"type": "function_call_output", **result})
 
 
-class MessagesAgent:
+class MessagesAgent(Agent):
     """An agent of Anthropic's messages."""
 
     def __init__(self, url: str, names: Iterable[str]) -> None:
