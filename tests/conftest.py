@@ -30,6 +30,8 @@ LAST_WAITING_FILE = 0.7
 """Part of the files behind which no file waits for a control plane: the slowest of them takes a minute."""
 LAST_SLOW_FILE = 0.4
 """The same of the slow files that compute: a run must not end with one process that is still at work."""
+WITH_PROCESSES = "tests/integration/"
+"""Folder whose files wait for servers much of the time, and compute little."""
 
 asyncio.set_event_loop(None)
 # Unless configured, structlog renders a traceback with the variables of each frame: 0.2 CPU seconds each.
@@ -51,15 +53,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files that wait for a control plane, and the slow ones, so that no core is idle."""
-    waiting = {_file(item): 0.0 for item in items if item.get_closest_marker("kube")}
-    slow = {_file(item): 0.0 for item in items if item.get_closest_marker("slow")}
-    slow = {file: 0.0 for file in slow if file not in waiting}
-    others = {_file(item): 0.0 for item in items if _file(item) not in waiting | slow}
-    for files, end in ((waiting, LAST_WAITING_FILE), (slow, LAST_SLOW_FILE), (others, 1.0)):
-        for index, file in enumerate(files):
-            files[file] = end * index / len(files)
-    places = waiting | slow | others
+    """Spread the files that wait for others, and the slow ones, so that no core is idle."""
+    waiting = [_file(item) for item in items if item.get_closest_marker("kube")]
+    slow = [_file(item) for item in items if item.get_closest_marker("slow")]
+    servers = [file for item in items if (file := _file(item)).startswith(WITH_PROCESSES)]
+    places: dict[str, float] = {}
+    for files, end in (
+        (waiting, LAST_WAITING_FILE), (slow, LAST_SLOW_FILE), (servers, 1.0), (map(_file, items), 1.0),
+    ):  # fmt: skip
+        group = [file for file in dict.fromkeys(files) if file not in places]
+        places |= {file: end * index / len(group) for index, file in enumerate(group)}
     items.sort(key=lambda item: places[_file(item)])
 
 

@@ -364,6 +364,7 @@ async def test_behind_a_prefix_it_works_and_tells_of_errors_and_of_a_server_that
     assert "last seen restarting" in await page.run(text_of("engines"))
 
 
+@pytest.mark.slow
 async def test_a_page_that_nobody_looks_at_asks_nothing_and_goes_on_when_it_is_seen(page: Page) -> None:
     api = Api()
     makes(api)

@@ -11,6 +11,7 @@ import pytest
 from engine_trial import STRATEGIES, drive
 from property_runs import BUDGET, LARGE
 
+pytestmark = pytest.mark.slow
 STEPS = {"large": 200_000, "small": 1_500}.get(BUDGET, 1_500)
 CASES = [(strategy, overlap) for strategy in STRATEGIES for overlap in (True, False)]
 MOST = (1, 2, 5, 9)

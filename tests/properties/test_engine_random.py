@@ -108,6 +108,7 @@ def test_every_token_is_the_one_served_alone_whatever_happens(outcome: tuple[int
     assert outcome[0] >= {"large": 1_000_000, "small": 2_000}.get(BUDGET, 4_200)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200 if LARGE else 1800)
 def test_every_place_that_asks_for_memory_was_refused_and_lived(outcome: tuple[int, Counter[str]]) -> None:
     in_code = set()
@@ -126,6 +127,7 @@ def test_every_place_that_asks_for_memory_was_refused_and_lived(outcome: tuple[i
         assert outcome[1][f"asked {site}"] > outcome[1][f"refused {site}"], site
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200 if LARGE else 1800)
 @pytest.mark.parametrize(
     "event",

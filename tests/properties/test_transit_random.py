@@ -54,6 +54,7 @@ def test_no_schedule_puts_a_byte_into_foreign_memory_or_loses_memory(seen: Count
     assert seen["schedules"] == SCHEDULES
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200 if LARGE else 600)
 @pytest.mark.parametrize(
     "event",

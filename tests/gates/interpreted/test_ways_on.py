@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +81,31 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Right:
+    """An engine whose kernels all work, and its tokens."""
+
+    engine: Engine
+    tokens: list[list[int]]
+
+
 @pytest.fixture(scope="module")
-def right() -> dict[Path, list[list[int]]]:
-    """Return the tokens that all kernels together give."""
+def right() -> dict[Path, Right]:
+    """Return the engines whose kernels all work, by model. A start takes the interpreter eight seconds."""
     return {}
 
 
-def expected(right: dict[Path, list[list[int]]], path: Path) -> list[list[int]]:
+def of_all_kernels(right: dict[Path, Right], path: Path) -> Right:
     if path not in right:
         engine = start(path)
         assert not engine.kernels.operators.left_out
         assert engine.decode_steps == {"captured": 2, "issued": 0}
-        right[path] = tokens(engine)
+        right[path] = Right(engine, tokens(engine))
     return right[path]
+
+
+def expected(right: dict[Path, Right], path: Path) -> list[list[int]]:
+    return of_all_kernels(right, path).tokens
 
 
 PLANNED_ON_THE_HOST = {"gated_delta_update", "paged_attention", "state_update"}
@@ -112,7 +125,7 @@ def test_a_kernel_that_fails_at_the_start_is_left_to_its_reference_for_good(
     name: str,
     granite: Path,
     qwen: Path,
-    right: dict[Path, list[list[int]]],
+    right: dict[Path, Right],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -132,7 +145,7 @@ def test_a_kernel_that_fails_at_the_start_is_left_to_its_reference_for_good(
 
 
 def test_where_every_kernel_fails_torch_computes(
-    granite: Path, right: dict[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    granite: Path, right: dict[Path, Right], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = expected(right, granite)
     for name in OPERATORS:
@@ -178,10 +191,9 @@ def test_a_device_that_is_lost_at_the_start_is_no_kernels_failure(
 
 
 def test_a_kernel_that_fails_while_serving_fails_the_step_and_is_used_again(
-    granite: Path, right: dict[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    granite: Path, right: dict[Path, Right], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = expected(right, granite)
-    engine = start(granite)
+    engine, wanted = of_all_kernels(right, granite).engine, expected(right, granite)
     scan = engine.kernels.operators.ssd_prefill
     with monkeypatch.context() as patch:
         patch.setattr(scan, "kernel", fails(SHORT))
@@ -199,7 +211,7 @@ def test_a_kernel_that_fails_while_serving_fails_the_step_and_is_used_again(
 
 @pytest.mark.skipif(not LARGE, reason="test_left_out_kernels asks a server for it: MAMBASERVE_GATES=large")
 def test_operators_are_left_out_that_the_variable_names(
-    granite: Path, right: dict[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    granite: Path, right: dict[Path, Right], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = expected(right, granite)
     monkeypatch.setenv(VARIABLE, "triton, -paged_attention,-moe")
@@ -219,7 +231,7 @@ class BrokenGraphs(RecordedGraphs):
 
 
 def test_an_engine_whose_captures_fail_serves_and_says_so(
-    granite: Path, right: dict[Path, list[list[int]]], caplog: pytest.LogCaptureFixture
+    granite: Path, right: dict[Path, Right], caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = expected(right, granite)
     engine = start(granite, BrokenGraphs())
@@ -232,7 +244,7 @@ def test_an_engine_whose_captures_fail_serves_and_says_so(
 
 @pytest.mark.skipif(not LARGE, reason="MAMBASERVE_GATES=large")
 def test_with_graphs_off_nothing_is_captured_and_the_answers_are_the_same(
-    granite: Path, right: dict[Path, list[list[int]]]
+    granite: Path, right: dict[Path, Right]
 ) -> None:
     wanted = expected(right, granite)
     graphs = RecordedGraphs()

@@ -120,6 +120,7 @@ async def checker() -> AsyncIterator[GrammarChecker]:
     await made.close()
 
 
+@pytest.mark.slow
 async def test_hundreds_of_hostile_forms_are_refused_or_followed_and_end_nothing(
     checker: GrammarChecker, tokens: GrammarTokens
 ) -> None:

@@ -71,6 +71,7 @@ async def test_a_host_of_another_machine_is_told_by_its_option(tmp_path: Path) -
             await Server(EngineSettings(model="m", admin_token_file=str(token), **settings)).run()
 
 
+@pytest.mark.slow
 def test_nothing_that_computes_is_loaded_beside_the_engine() -> None:
     """Each of these would be in memory for as long as the server runs."""
     heavy = ("torch", "numpy", "transformers", "safetensors", "kubernetes", "kopf", "redis")

@@ -40,6 +40,7 @@ def young() -> int:
     return len(gc.get_objects(0)) + len(gc.get_objects(1))
 
 
+@pytest.mark.slow
 def test_objects_grow_old_with_the_step_that_made_them_however_many_go_as_they_come() -> None:
     never_search_old_objects()
     cached: deque[list[int]] = deque([] for _ in range(10_000))
