@@ -8,6 +8,10 @@ PODS = "tests/unit/operator/test_adapters_of_pods.py::"
 ROLLOUT = "tests/unit/operator/test_adapter_rollout.py::"
 FILES = "tests/unit/model/test_adapter_files.py::"
 ROWS = f"{ENGINE}test_each_row_of_a_batch_is_computed_with_its_own_adapter_or_none"
+KIMI = (
+    "tests/gates/test_adapters.py::"
+    "test_sixteen_adapters_in_one_batch_equal_their_merged_weights[kimi-linear-ExtraBuffer-overlap-16-48]"
+)
 
 MUTANTS = (
     Mutant(
@@ -143,5 +147,21 @@ MUTANTS = (
         old="entry.name in rights",
         new="any(name in rights for name in (entry.name, *self.adapters_of(entry)))",
         tests=(f"{SHARED}test_adapters_have_names_aliases_and_rights_at_one_address",),
+    ),
+    Mutant(
+        name="heads take the changes of a place that another row has",
+        keeps="Each row is computed with its own adapter, also where heads share one latent.",
+        where="adapters.adapted_heads:AdaptedHeads.__call__",
+        old="self._change(x[some], rows.places[start:start + DECODES_AT_ONCE])",
+        new="self._change(x[some], int(rows.places[0]))",
+        tests=(KIMI,),
+    ),
+    Mutant(
+        name="one use of a shared block changes and the other does not",
+        keeps="An adapter that says nothing of a use of shared weights is refused.",
+        where="adapters.adapter_bank:AdapterBank._check_uses",
+        old="prefix and each + name not in changes",
+        new="False",
+        tests=(f"{ENGINE}test_an_adapter_of_a_block_that_layers_share_names_each_use_of_it",),
     ),
 )
