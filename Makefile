@@ -11,6 +11,8 @@ TIMES ?=
 export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
+# Compiling the kernels for GPUs takes two minutes of a processor: what was compiled lies beside the other caches.
+export TRITON_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mambaserve/triton
 
 .PHONY: help setup demo test test-slow test-all interpreted tools clients open-webui lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site release version dashboards crds manifests lock format
 

@@ -43,7 +43,7 @@ def model(name: str = "nemotron-nano-9b-v2") -> object:
     return model_config_from_hf(json.loads((CONFIGS / f"{name}.json").read_text()), name)
 
 
-def asked(requests: int = 112, every: float = 0.05) -> RequestStream:
+def asked(requests: int = 84, every: float = 0.05) -> RequestStream:
     arrivals = [
         replace(arrival, at=number * every)
         for number, arrival in enumerate(blocks(requests, documents=6, depth=(4, 16)))
