@@ -22,7 +22,7 @@ from mamba_server.engine.boot import Engine
 from mamba_server.model.checkpoint.errors import AdapterError
 from mamba_server.wire import AdminCall, AdminReply, RequestRejected
 from testmodels.adapters import merged_checkpoint, shapes_in, write_adapter
-from testmodels.checkpoints import random_zamba2
+from testmodels.checkpoints import random_kimi_linear, random_zamba2
 
 assert mamba_server.__file__ is not None
 TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
@@ -271,3 +271,12 @@ def test_an_adapter_of_a_block_that_layers_share_names_each_use_of_it(tmp_path: 
     assert answers[0] == answers[1] != answers[2]
     with pytest.raises(AdapterError, match=rf"layers.1.{USED_TWICE}, and not layers.4.{USED_TWICE}"):
         make_engine(base, lora=(f"a={names['one']}",))
+
+
+def test_a_refusal_names_a_module_as_the_adapter_does(tmp_path: Path) -> None:
+    base = random_kimi_linear(tmp_path / "base")
+    for name in ("mlp", "block_sparse_moe"):
+        module = f"layers.1.{name}.shared_experts.down_proj"
+        path = write_adapter(tmp_path / name, {f"model.{module}": (48, 48)})
+        with pytest.raises(AdapterError, match=rf"{module}, .* --max-lora-expert-rank 4"):
+            make_engine(base, lora=(f"a={path}",))

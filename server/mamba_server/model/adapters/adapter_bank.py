@@ -131,6 +131,7 @@ class AdapterBank:
 
     def check(self, adapter: AdapterWeights) -> None:
         """Raise AdapterError if the adapter does not fit the model or its places."""
+        written = {self._own_name(name): name for name in (*adapter.modules, *adapter.stacked)}
         adapter = self._by_own_names(adapter)
         plain = {name: change for name, change in adapter.modules.items() if name not in self._of_experts}
         rank = max((len(change.first) for change in plain.values()), default=0)
@@ -141,30 +142,31 @@ class AdapterBank:
             )
         for name, stacked in adapter.stacked.items():
             if name not in self._of_experts:
-                raise self._not_adapted(name, stacked.rank)
+                raise self._not_adapted(written[name], stacked.rank)
         for experts in self._experts:
             experts.check(adapter, self.expert_rank)
         for module, change in plain.items():
             if (products := self._products.get(module)) is None:
-                raise self._not_adapted(module, len(change.first))
+                raise self._not_adapted(written[module], len(change.first))
             for product, part in products:
                 product.check(part, change)
         self._check_uses(plain)
+
+    def _own_name(self, name: str) -> str:
+        """Return the name that a module of an adapter has here."""
+        other = next((each for each in self._other_prefixes if name.startswith(each)), "")
+        return self._other_prefixes[other] + name.removeprefix(other) if other else name
 
     def _by_own_names(self, adapter: AdapterWeights) -> AdapterWeights:
         """Return the adapter with the names that modules have here, without changes that are zero.
 
         Such a change belongs to a module that the training never computed, as that of another use.
         """
-
-        def own(name: str) -> str:
-            other = next((each for each in self._other_prefixes if name.startswith(each)), "")
-            return self._other_prefixes[other] + name.removeprefix(other) if other else name
-
+        modules = {name: each for name, each in adapter.modules.items() if bool(each.second.any())}
         return replace(
             adapter,
-            modules={own(name): each for name, each in adapter.modules.items() if bool(each.second.any())},
-            stacked={own(name): each for name, each in adapter.stacked.items()},
+            modules={self._own_name(name): each for name, each in modules.items()},
+            stacked={self._own_name(name): each for name, each in adapter.stacked.items()},
         )
 
     def _check_uses(self, changes: dict[str, LowRank]) -> None:
