@@ -10,7 +10,7 @@ from mamba_planner.arithmetic import DTYPE_BYTES
 from mamba_planner.model_config import AttentionConfig, GatedDeltaConfig, LatentConfig, LayerKind, ModelConfig
 
 MOST_ROWS = 512
-"""Rows whose changes are computed at once."""
+"""Rows whose changes are computed at once, so that they need little memory."""
 DECODES_AT_ONCE = 32
 """Decoding rows whose changes of products of heads with a latent are computed at once."""
 Projection = tuple[int, tuple[int, ...]]

@@ -249,11 +249,10 @@ def test_a_tool_call_beside_an_answer_with_drafts_follows_its_own_grammar(random
 def test_answers_with_adapters_beside_others_have_the_same_tokens_with_drafts(
     write: Write, tmp_path: Path
 ) -> None:
-    random_model = write(tmp_path / "model")
+    model = write(tmp_path / "model")
     ends = ("in_proj.weight", "o_proj.weight", "kv_b_proj.weight", "layers.1.linear.weight")
-    with safe_open(random_model / "model.safetensors", framework="pt") as file:
-        names = [name for name in file.keys() if name.endswith(ends)]  # noqa: SIM118 - not a dict
-        names = [name for name in names if "shared_transformer" not in name]
+    with safe_open(model / "model.safetensors", framework="pt") as file:
+        names = [name for name in file.keys() if name.endswith(ends) and "shared" not in name]  # noqa: SIM118 - not a dict
         shapes = {name.removesuffix(".weight"): file.get_tensor(name).shape for name in names}
     adapter = write_adapter(tmp_path / "a", shapes, size=0.1)
     settings = {"strategy": "ExtraBuffer", "lora": (f"a={adapter}",), "max_lora_rank": 4}
@@ -267,7 +266,7 @@ def test_answers_with_adapters_beside_others_have_the_same_tokens_with_drafts(
             AddRequest("adapted", first.token_ids, first.params, adapter=loaded.fingerprint),
         ]
 
-    plain = start(random_model, settings)
+    plain = start(model, settings)
     expected = run(plain, adapted(plain))
     assert expected["adapted", 0].tokens != expected["greedy", 0].tokens
 
@@ -275,7 +274,7 @@ def test_answers_with_adapters_beside_others_have_the_same_tokens_with_drafts(
         return expected[sequence.key].tokens[sequence.outputs : sequence.outputs + count]
 
     drafts = ScriptedDrafts(MOST, truth, random.Random(4))
-    engine = start(random_model, settings, drafts)
+    engine = start(model, settings, drafts)
     answers = run(engine, adapted(engine))
     assert {key: answer.tokens for key, answer in answers.items()} == {
         key: answer.tokens for key, answer in expected.items()

@@ -160,7 +160,7 @@ MUTANTS = (
         name="one use of a shared block changes and the other does not",
         keeps="An adapter that says nothing of a use of shared weights is refused.",
         where="adapters.adapter_bank:AdapterBank._check_uses",
-        old="prefix and each + name not in changes",
+        old="each in self._products and each not in changes",
         new="False",
         tests=(f"{ENGINE}test_an_adapter_of_a_block_that_layers_share_names_each_use_of_it",),
     ),

@@ -50,8 +50,7 @@ def load_at_start(
         assert bank is not None, "the settings have places for all adapters that they name"
         report("adapters", number, len(paths))
         try:
-            adapter = AdapterWeights.read(resolve_adapter(path, report))
-            bank.check(adapter)
+            adapter = bank.fitted(AdapterWeights.read(resolve_adapter(path, report)))
         except DownloadFailed as error:
             raise DownloadFailed(f"adapter {name}: {error}") from error
         except (AdapterError, SourceError) as error:
@@ -109,7 +108,7 @@ class AdapterCalls:
         try:
             if isinstance(adapter, Exception):
                 raise adapter
-            bank.check(adapter)
+            fitted = bank.fitted(adapter)
         except DownloadFailed as error:
             return self._reply(call, 502, str(error))
         except (AdapterError, SourceError) as error:
@@ -117,8 +116,8 @@ class AdapterCalls:
         except Exception as error:
             return self._reply(call, 500, f"the adapter cannot be read: {type(error).__name__}: {error}")
         self._forget_unknown(bank, {*call.body["known"]})
-        is_new = not bank.holds(adapter.fingerprint)
-        place = bank.reserve(adapter.fingerprint)
+        is_new = not bank.holds(fitted.fingerprint)
+        place = bank.reserve(fitted.fingerprint)
         if place is None:
             return self._reply(
                 call, 409,
@@ -127,8 +126,8 @@ class AdapterCalls:
                 "last request has ended",
             )  # fmt: skip
         if is_new:
-            self._core.on_device(lambda: bank.install(place, adapter))
-        return self._reply(call, 200, fingerprint=adapter.fingerprint, rank=adapter.rank)
+            self._core.on_device(lambda: bank.install(place, fitted))
+        return self._reply(call, 200, fingerprint=fitted.fingerprint, rank=fitted.rank)
 
     def _forget_unknown(self, bank: AdapterBank, names: set[str]) -> None:
         """Free the places of adapters that are not in `names`: the API process did not wait for them."""

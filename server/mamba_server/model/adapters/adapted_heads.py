@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from mamba_planner.adapter_bank import DECODES_AT_ONCE
-from mamba_server.model.adapters.adapted_product import CurrentStep, Part, Rows, check_shape
+from mamba_server.model.adapters.adapted_product import CurrentStep, Part, Rows, check_shape, computed_type
 from mamba_server.model.adapters.adapter_files import LowRank
 
 
@@ -27,8 +27,7 @@ class HeadChanges:
             second: [places, heads, rank, outputs of a head] zeros, for the second matrices.
         """
         self.part, self.first, self.second, self._heads = part, first, second, heads
-        # Many CPUs multiply float32 much faster than narrower types.
-        self.type = torch.promote_types(first.dtype, torch.float32) if first.is_cpu else first.dtype
+        self.type = computed_type(first)
         self.used: set[int] = set()
         """Places whose adapter changes the projection."""
 
@@ -46,10 +45,7 @@ class HeadChanges:
         self.used.add(place)
         rank = len(change.first)
         self.first[place, :rank] = change.first.to(self.first)
-        outer = change.second
-        if self.part.factor is not None:
-            outer = outer * self.part.factor.to(outer).reshape(-1, 1)
-        by_head = outer.view(self._heads, -1, rank).transpose(1, 2)
+        by_head = self.part.second(change).view(self._heads, -1, rank).transpose(1, 2)
         self.second[place, :, :rank] = by_head.to(self.second)
 
 

@@ -48,11 +48,26 @@ class Part:
         """Number of outputs of the part."""
         return self.outputs if self.rows is None else len(self.rows)
 
+    def second(self, change: LowRank) -> torch.Tensor:
+        """Return the second matrix of a change of the module, [width, rank], as the projection needs it."""
+        outer = change.second
+        if self.factor is not None:
+            outer = outer * self.factor.to(outer).reshape(-1, 1)
+        return outer if self.rows is None else outer[self.rows]
+
 
 class CurrentStep(Protocol):
     """Says which adapters the step that is being computed has; None = none."""
 
     step: StepAdapters | None
+
+
+def computed_type(matrices: torch.Tensor) -> torch.dtype:
+    """Return the type in which changes by such matrices are computed.
+
+    Many CPUs multiply float32 much faster than narrower types.
+    """
+    return torch.promote_types(matrices.dtype, torch.float32) if matrices.is_cpu else matrices.dtype
 
 
 def check_shape(part: Part, inputs: int, change: LowRank) -> None:
@@ -95,8 +110,7 @@ class AdaptedProduct:
         self._linear, self._activation, self._function = linear, activation, FUSED[activation]
         self._current = current
         self._first, self._seconds, self._kernel = first, seconds, kernel
-        # Many CPUs multiply float32 much faster than narrower types.
-        self._type = torch.promote_types(first.dtype, torch.float32) if first.is_cpu else first.dtype
+        self._type = computed_type(first)
         self._used: set[int] = set()
         """Places whose adapter changes this projection."""
 
@@ -170,9 +184,4 @@ class AdaptedProduct:
             self._used.add(place)
             rank = len(change.first)
             self._first[place, number, :rank] = change.first.to(self._first)
-            outer = change.second
-            if part.factor is not None:
-                outer = outer * part.factor.to(outer).reshape(-1, 1)
-            if part.rows is not None:
-                outer = outer[part.rows]
-            second[place, :rank] = outer.t().to(second)
+            second[place, :rank] = part.second(change).t().to(second)

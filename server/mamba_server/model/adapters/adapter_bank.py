@@ -129,10 +129,17 @@ class AdapterBank:
         self.nbytes += tensor.nbytes
         return tensor
 
-    def check(self, adapter: AdapterWeights) -> None:
-        """Raise AdapterError if the adapter does not fit the model or its places."""
+    def fitted(self, adapter: AdapterWeights) -> AdapterWeights:
+        """Return the adapter with the names that modules have here.
+
+        Raises AdapterError if it does not fit the model or its places.
+        """
         written = {self._own_name(name): name for name in (*adapter.modules, *adapter.stacked)}
-        adapter = self._by_own_names(adapter)
+        adapter = replace(
+            adapter,
+            modules={self._own_name(name): each for name, each in adapter.modules.items()},
+            stacked={self._own_name(name): each for name, each in adapter.stacked.items()},
+        )
         plain = {name: change for name, change in adapter.modules.items() if name not in self._of_experts}
         rank = max((len(change.first) for change in plain.values()), default=0)
         if rank > self.rank:
@@ -151,34 +158,25 @@ class AdapterBank:
             for product, part in products:
                 product.check(part, change)
         self._check_uses(plain)
+        return adapter
 
     def _own_name(self, name: str) -> str:
         """Return the name that a module of an adapter has here."""
         other = next((each for each in self._other_prefixes if name.startswith(each)), "")
         return self._other_prefixes[other] + name.removeprefix(other) if other else name
 
-    def _by_own_names(self, adapter: AdapterWeights) -> AdapterWeights:
-        """Return the adapter with the names that modules have here, without changes that are zero.
-
-        Such a change belongs to a module that the training never computed, as that of another use.
-        """
-        modules = {name: each for name, each in adapter.modules.items() if bool(each.second.any())}
-        return replace(
-            adapter,
-            modules={self._own_name(name): each for name, each in modules.items()},
-            stacked={self._own_name(name): each for name, each in adapter.stacked.items()},
-        )
-
     def _check_uses(self, changes: dict[str, LowRank]) -> None:
         """Raise AdapterError if an adapter changes some uses of shared weights and not all of them."""
         for uses in self._uses:
             for module in changes:
-                prefix = next((each for each in uses if module.startswith(each)), "")
-                name = module.removeprefix(prefix)
-                without = [each for each in uses if prefix and each + name not in changes]
-                if [each for each in without if each + name in self._products]:
+                prefix = next((each for each in uses if module.startswith(each)), None)
+                if prefix is None:
+                    continue
+                alike = [each + module.removeprefix(prefix) for each in uses]
+                without = [each for each in alike if each in self._products and each not in changes]
+                if without:
                     raise AdapterError(
-                        f"the adapter changes {module}, and not {without[0]}{name}, which has the same "
+                        f"the adapter changes {module}, and not {without[0]}, which has the same "
                         "weights: its files do not say whether it was trained for both; train it with a "
                         "version of transformers that names each use, or merge the adapter into the model"
                     )
@@ -216,8 +214,7 @@ class AdapterBank:
         return self._place_of.pop(fingerprint, None) is not None
 
     def install(self, place: int, adapter: AdapterWeights) -> None:
-        """Copy an adapter that was checked into `place`. On the forward stream, or before there is one."""
-        adapter = self._by_own_names(adapter)
+        """Copy a `fitted` adapter into `place`. On the forward stream, or before there is one."""
         with torch.inference_mode():
             for product in self._all:
                 product.install(place, adapter.modules)

@@ -78,7 +78,8 @@ class AdapterWeights:
     rank: int
     """Largest rank of a module."""
     modules: dict[str, LowRank]
-    """Changes by name of the module, without the prefixes of PEFT and of the model."""
+    """Changes by name of the module, without the prefixes of PEFT and of the model. Changes that are zero are
+    left out: PEFT writes them for modules that the training never computed."""
     stacked: dict[str, StackedLowRank] = field(default_factory=dict)
     """Changes of parameters that hold the matrices of all experts, by such names of the parameters."""
 
@@ -105,7 +106,8 @@ class AdapterWeights:
             raise AdapterError(f"{path}: the file contains no tensor")
         ranks = [len(change.first) for change in modules.values()]
         ranks += [change.rank for change in stacked.changes.values()]
-        return cls(fingerprint, max(ranks), modules, stacked.changes)
+        changed = {name: change for name, change in modules.items() if bool(change.second.any())}
+        return cls(fingerprint, max(ranks), changed, stacked.changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,11 @@ import numpy.typing as npt
 import torch
 
 from mamba_kernels.transfer import to_device
+from mamba_planner.adapter_bank import MOST_ROWS
 
 Ints = npt.NDArray[np.int32]
 BASE = -1
 """Place of sequences that have no adapter."""
-MOST_ROWS = 512
-"""Rows whose changes are computed at once, so that they need little memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,12 +213,15 @@ class Loader:
         added = None
         if bias:
             added = one_matrix([self.tensor(f"{name}.bias", count) for name, count in outputs.items()])
+        return self.product_of(weights, added, activation, parts=self.parts(outputs))
+
+    def parts(self, outputs: Mapping[str, int]) -> list[Part]:
+        """Return the parts of a product with several projections, given like those of `join`."""
         starts = (sum([*outputs.values()][:number]) for number in range(len(outputs)))
-        parts = [
+        return [
             self.part(name, start, count)
             for start, (name, count) in zip(starts, outputs.items(), strict=True)
         ]
-        return self.product_of(weights, added, activation, parts=parts)
 
     def factor(self, name: str) -> torch.Tensor | None:
         """Return the factor by which the tensor `name` below the prefix is multiplied; None = 1."""

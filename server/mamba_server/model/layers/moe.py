@@ -18,10 +18,10 @@ from mamba_kernels.elementwise import sigmoid
 from mamba_kernels.fp8 import Fp8Matrix
 from mamba_kernels.moe import Activation, ExpertWeights, Routing, SharedExpert, expert_weights
 from mamba_kernels.moe.expert_weights import of_one
+from mamba_planner.adapter_bank import MOST_ROWS
 from mamba_planner.model_config import MoeConfig
 from mamba_server.model.adapters.adapted_experts import AdaptedExperts, ExpertNames, ExpertProducts
 from mamba_server.model.adapters.adapter_bank import AdapterBank
-from mamba_server.model.adapters.step_adapters import MOST_ROWS
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.tensor_names import MoeNames, TensorNames

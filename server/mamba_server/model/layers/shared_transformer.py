@@ -169,12 +169,12 @@ class SharedTransformers:
         weights = self._blocks[number % len(self._blocks)]
         layer = self._layers[number]
         own = layer.at(names.block)
-        gate_up = own.adapted(weights.gate_up, d, [own.part(names.gate_up, 0, 2 * inner)])
+        gate_up = own.adapted(weights.gate_up, d, own.parts({names.gate_up: 2 * inner}))
         return SharedUse(
             weights,
             self._attention(weights.attention, number),
             self._changed(gate_up, (names.gate_up_changes,), number, d, 2 * inner),
-            own.adapted(weights.down, inner, [own.part(names.down, 0, d)]),
+            own.adapted(weights.down, inner, own.parts({names.down: d})),
             layer.linear(names.linear, d, d, bias=False),
         )
 
@@ -183,17 +183,12 @@ class SharedTransformers:
         names, d = self._names, self._hidden_size
         inside = self._layers[number].at(names.block, names.attention)
         queries, keys, values = shared.widths
-        parts = [
-            inside.part(name, start, width)
-            for name, start, width in zip(
-                ("q_proj", "k_proj", "v_proj"), (0, queries, queries + keys), shared.widths, strict=True
-            )
-        ]
+        parts = inside.parts({"q_proj": queries, "k_proj": keys, "v_proj": values})
         qkv_proj = inside.adapted(shared.qkv_proj, 2 * d, parts)
         if self._config.attention_adapters:
             qkv_proj = self._changed(qkv_proj, names.attention_changes, number, 2 * d, values)
         return shared.projecting(
-            qkv_proj, inside.adapted(shared.o_proj, queries, [inside.part("o_proj", 0, d)])
+            qkv_proj, inside.adapted(shared.o_proj, queries, inside.parts({"o_proj": d}))
         )
 
     def _changed(
@@ -213,8 +208,8 @@ class SharedTransformers:
             second = stored.linear("1", rank, outputs, bias=False)
             changes.append(
                 (
-                    here.adapted(first, inputs, [here.part("0", 0, rank)]),
-                    here.adapted(second, rank, [here.part("1", 0, outputs)]),
+                    here.adapted(first, inputs, here.parts({"0": rank})),
+                    here.adapted(second, rank, here.parts({"1": outputs})),
                 )
             )
         return ChangedProduct(base, changes)
