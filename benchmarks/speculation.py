@@ -127,10 +127,10 @@ def serve(engines: dict[str, Engine], text: Text, name: str, rows: int) -> dict[
     return seconds
 
 
-def booted(model: Path, drafts: int, speculation: str, rows: int) -> Engine:
+def booted(model: Path, drafts: int, speculation: str) -> Engine:
     settings = EngineSettings(
         model=str(model), device="cpu", seed=0, arena_bytes=400 << 20, prefix_caching=False,
-        speculation=speculation, speculative_tokens=drafts, audit_share=0, max_running_requests=rows,
+        speculation=speculation, speculative_tokens=drafts, audit_share=0,
     )  # fmt: skip
     return boot(settings, lambda *_: None)
 
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
     options = parser.parse_args()
     rows = options.rows
-    engines = {way: booted(options.model, options.drafts, each, rows) for way, each in WAYS.items()}
+    engines = {way: booted(options.model, options.drafts, each) for way, each in WAYS.items()}
     for engine in engines.values():
         use_threads(engine, 1)
     texts = workloads(options.tokens + APART * (rows - 1), engines["off"].model.vocab_size)
