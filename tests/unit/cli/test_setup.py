@@ -11,6 +11,9 @@ ROOT = Path(__file__).parents[3]
 
 PIP = """#!/bin/bash
 case "$*" in
+  "-m venv .venv") mkdir -p .venv/bin; cp "$0" .venv/bin/python;;
+  *compileall*) mkdir -p package/__pycache__; echo compiled > package/__pycache__/module.pyc;;
+  -c*CONFIG_ARGS*) [ -z "$SLOW" ] || echo 3.11; [ -n "$SLOW" ];;
   -c*) exit 0;;
   *requirements/uv.lock*) [ -z "$UV" ] || { echo "$UV" > .venv/bin/uv; chmod +x .venv/bin/uv; };;
   *--require-hashes*)
@@ -40,37 +43,65 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def set_up(checkout: Path, *, uv: str = "", failure: str = "") -> subprocess.CompletedProcess[str]:
+TOOLS = (
+    "bash", "env", "cat", "sha256sum", "cut", "pwd", "grep", "date", "dirname", "tee", "awk", "tail", "seq",
+    "chmod", "cp", "find", "mkdir", "mv", "rm", "stat", "tar",
+)  # fmt: skip
+
+
+def set_up(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the script. Its stubs read UV, what the uv that pip fetches runs; FAILURE of pip; and SLOW."""
     tools = checkout / "tools"
     tools.mkdir(exist_ok=True)
-    for name in (
-        "bash",
-        "env",
-        "cat",
-        "sha256sum",
-        "cut",
-        "pwd",
-        "grep",
-        "date",
-        "dirname",
-        "tee",
-        "awk",
-        "tail",
-        "seq",
-        "chmod",
-    ):
+    for name in TOOLS:
         if (found := shutil.which(name)) and not (tools / name).exists():
             (tools / name).symlink_to(found)
-    python = str(checkout / ".venv/bin/python")
-    environment = {"PATH": str(tools), "PYTHON": python, "UV": uv, "FAILURE": failure}
+    stubs = {"UV": "", "FAILURE": "", "SLOW": "", "PYTHON": str(checkout / ".venv/bin/python")}
+    places = {"PATH": str(tools), "XDG_CACHE_HOME": str(checkout / "caches")}
     return subprocess.run(
         [str(tools / "bash"), str(checkout / "scripts/setup")],
-        env={**environment, "LC_ALL": os.environ.get("LC_ALL", "C")}, capture_output=True, text=True,
+        env={**stubs, **places, "LC_ALL": os.environ.get("LC_ALL", "C"), **environment},
+        capture_output=True, text=True,
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("slow", "chosen"), [("", "usual"), ("yes", "system")])
+def test_a_python_without_optimizations_gives_way_to_the_systems(
+    checkout: Path, slow: str, chosen: str
+) -> None:
+    shutil.rmtree(checkout / ".venv")
+    (checkout / "tools").mkdir()
+    for name, path in (("usual", checkout / "tools/python3"), ("system", checkout / "system")):
+        path.write_text(f"{PIP}# {name}\n")
+        path.chmod(0o755)
+
+    done = set_up(checkout, PYTHON="", SYSTEM_PYTHON=str(checkout / "system"), SLOW=slow)
+
+    assert done.returncode == 0, done.stderr
+    assert (checkout / ".venv/bin/python").read_text().endswith(f"# {chosen}\n")
+    assert ("PYTHON=python3" in done.stderr) is bool(slow)
+
+
+def test_what_was_compiled_for_the_same_files_is_not_compiled_again(checkout: Path) -> None:
+    module = checkout / ".venv/lib/python3.11/site-packages/package/__init__.py"
+    compiled = module.parent / "__pycache__/module.pyc"
+
+    def compiles(written_at: int) -> bool:
+        shutil.rmtree(module.parent, ignore_errors=True)
+        module.parent.mkdir(parents=True)
+        module.write_text("")
+        os.utime(module, (written_at, written_at))
+        (checkout / ".venv/.ready").unlink(missing_ok=True)
+        done = set_up(checkout)
+        assert done.returncode == 0, done.stderr
+        assert compiled.read_text() == "compiled\n"
+        return "compiling" in done.stderr
+
+    assert [compiles(7), compiles(7), compiles(8), compiles(7)] == [True, False, True, True]
+
+
 def test_the_uv_that_pip_fetches_installs_everything(checkout: Path) -> None:
-    done = set_up(checkout, uv=UV, failure="pip is not asked for packages")
+    done = set_up(checkout, UV=UV, FAILURE="pip is not asked for packages")
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
     assert len(lines) < 10
@@ -80,7 +111,7 @@ def test_the_uv_that_pip_fetches_installs_everything(checkout: Path) -> None:
 
 
 def test_pip_installs_where_uv_cannot(checkout: Path) -> None:
-    done = set_up(checkout, uv="#!/bin/bash\necho 'error: no such index'; exit 2")
+    done = set_up(checkout, UV="#!/bin/bash\necho 'error: no such index'; exit 2")
     assert done.returncode == 0, done.stderr
     assert "error: no such index" in done.stderr
     assert "setup: 50 packages found" in done.stderr
@@ -100,7 +131,7 @@ def test_some_lines_of_progress_and_all_of_it_in_a_file(checkout: Path) -> None:
 
 
 def test_a_failure_shows_the_last_words_of_pip_and_is_tried_again(checkout: Path) -> None:
-    done = set_up(checkout, failure="ERROR: hash mismatch")
+    done = set_up(checkout, FAILURE="ERROR: hash mismatch")
     assert done.returncode == 1
     assert "ERROR: hash mismatch" in done.stderr
     assert ".venv/setup.log" in done.stderr
