@@ -218,7 +218,7 @@ def test_no_request_fails_while_pods_are_replaced_added_evicted_and_operators_di
     """All in one course: each start of the traffic takes as long as one of its phases."""
     course = Course(served)
 
-    with course.traffic(streams=8, rate=8):
+    with course.traffic(streams=8, rate=6):
         with course.phase("clients are asked for keys, and every pod is replaced by one with a key"):
             ask_for_keys(served, True)
         refused = course.without_key()

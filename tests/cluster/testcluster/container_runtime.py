@@ -3,6 +3,7 @@
 All its state lies in the node's folder, apart from any containerd the machine itself may run.
 """
 
+import functools
 import json
 import shutil
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from testcluster import runc
-from testcluster.errors import ToolMissing
+from testcluster.errors import CommandFailed, ToolMissing
 from testcluster.host_view import Mount
 from testcluster.network import BRIDGE, Subnet, run
 from testcluster.oci_archive import File, Image, archive
@@ -77,8 +78,30 @@ class Layout:
         return self.folder / "cni"
 
 
-def config_text(layout: Layout, plugins: Path) -> str:
-    """Return containerd's configuration file."""
+@functools.cache
+def snapshotter(folder: Path) -> str:
+    """Return how containerd shall keep file systems of containers below `folder`.
+
+    overlayfs shares the files of an image. Where it does not work, say because / is one itself, each
+    container gets a copy of them, which takes seconds of a processor for the image of the control plane.
+    """
+    trial = folder / "overlay-trial"
+    parts = {name: trial / name for name in ("lower", "upper", "work", "merged")}
+    for part in parts.values():
+        part.mkdir(parents=True)
+    options = "lowerdir={lower},upperdir={upper},workdir={work}".format(**parts)
+    try:
+        run("mount", "-t", "overlay", "overlay", "-o", options, str(parts["merged"]))
+        run("umount", str(parts["merged"]))
+        return "overlayfs"
+    except CommandFailed:
+        return "native"
+    finally:
+        shutil.rmtree(trial)
+
+
+def config_text(layout: Layout, plugins: Path, snapshots: str) -> str:
+    """Return containerd's configuration file; `snapshots` is the snapshotter."""
 
     def quoted(value: object) -> str:
         return json.dumps(str(value))
@@ -104,8 +127,7 @@ bin_dir = {quoted(plugins)}
 conf_dir = {quoted(layout.network)}
 
 [{cri}.containerd]
-# Plain copies: overlayfs does not stack where / is one.
-snapshotter = "native"
+snapshotter = {quoted(snapshots)}
 default_runtime_name = "runc"
 
 [{cri}.containerd.runtimes.runc]
@@ -158,7 +180,7 @@ def write_configuration(layout: Layout, mounts: Sequence[Mount], subnet: Subnet)
     layout.runtime.chmod(0o755)
     extra = [mount.as_runtime_spec() for mount in mounts]
     layout.runtime.with_name(runc.MOUNTS).write_text(json.dumps(extra))
-    layout.config.write_text(config_text(layout, plugin_folder()))
+    layout.config.write_text(config_text(layout, plugin_folder(), snapshotter(layout.folder)))
 
 
 def import_image(layout: Layout, name: str, image: Image) -> None:
@@ -174,7 +196,7 @@ def import_image(layout: Layout, name: str, image: Image) -> None:
 def import_archive(layout: Layout, path: Path) -> None:
     """Import an OCI archive into the node under the name that it carries."""
     where = ("--address", str(layout.socket), "--namespace", "k8s.io")
-    run("ctr", *where, "images", "import", "--snapshotter", "native", str(path))
+    run("ctr", *where, "images", "import", "--snapshotter", snapshotter(layout.folder), str(path))
 
 
 def pause_image(binary: Path, machine: str) -> Image:

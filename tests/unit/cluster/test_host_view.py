@@ -139,7 +139,7 @@ def test_only_images_of_the_hosts_view_see_the_machine_and_a_pods_volumes_lie_ab
 def test_containerd_keeps_all_it_has_in_the_nodes_folder() -> None:
     layout = Layout(Path("/tmp/node"))
 
-    config = tomllib.loads(container_runtime.config_text(layout, Path("/usr/lib/cni")))
+    config = tomllib.loads(container_runtime.config_text(layout, Path("/usr/lib/cni"), "native"))
 
     cri = config["plugins"]["io.containerd.grpc.v1.cri"]
     kept = [config["root"], config["state"], config["grpc"]["address"], cri["cni"]["conf_dir"]]
