@@ -51,8 +51,12 @@ class EngineCalls:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(index, body)) for index, body in enumerate(bodies)]
-        except* (RequestRefused, EngineEnded) as errors:
-            raise errors.exceptions[0] from None
+        # With `except*`, Python 3.11.2 would wrap the single error in a group again.
+        except ExceptionGroup as errors:
+            known, unknown = errors.split((RequestRefused, EngineEnded))
+            if known is None or unknown is not None:
+                raise
+            raise known.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def save_session(self, conversation: dict[str, Any], file: Path) -> None:
