@@ -53,10 +53,10 @@ class EngineCalls:
                 tasks = [group.create_task(one(index, body)) for index, body in enumerate(bodies)]
         # With `except*`, Python 3.11.2 would wrap the single error in a group again.
         except ExceptionGroup as errors:
-            known, unknown = errors.split((RequestRefused, EngineEnded))
-            if known is None or unknown is not None:
+            refusals, others = errors.split((RequestRefused, EngineEnded))
+            if refusals is None or others is not None:
                 raise
-            raise known.exceptions[0] from None
+            raise refusals.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def save_session(self, conversation: dict[str, Any], file: Path) -> None:
