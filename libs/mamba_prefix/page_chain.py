@@ -6,8 +6,10 @@ machine and in every release: only 64-bit arithmetic is used. Two prompts with t
 a recomputation: the engine compares tokens.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -102,7 +104,7 @@ class PageChain:
 
         `running` is the sum after the `pages` pages before them.
         """
-        return (running + int(self._terms(token_ids, pages).sum(dtype=np.uint64))) & _MASK
+        return (running + int(self.terms(token_ids, pages).sum(dtype=np.uint64))) & _MASK
 
     def hash_of(self, running: int) -> int:
         """Return the hash of the prefix with this running sum; never 0."""
@@ -111,6 +113,12 @@ class PageChain:
     def hashes(self, token_ids: Tokens, salt: str) -> Hashes:
         """Return the hashes of all prefixes: uint64[whole pages of `token_ids`], each never 0."""
         return self.hashes_after(self.start(salt), 0, token_ids)
+
+    def hashes_of_terms(self, terms: Hashes, salt: str) -> Hashes:
+        """Return the hashes of all prefixes of a prompt whose first pages have the terms `terms`."""
+        sums = np.add.accumulate(terms)
+        sums += np.uint64(self.start(salt))
+        return self.hashes_of(sums)
 
     def hashes_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
         """Return the hashes of the prefixes that end with the pages of `token_ids`.
@@ -121,7 +129,7 @@ class PageChain:
 
     def sums_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
         """Return the running sums that `hashes_after` makes hashes of: uint64[whole pages of `token_ids`]."""
-        sums = np.add.accumulate(self._terms(token_ids, pages))
+        sums = np.add.accumulate(self.terms(token_ids, pages))
         sums += np.uint64(running)
         return sums
 
@@ -130,12 +138,46 @@ class PageChain:
         """Turn running sums into the hashes of their prefixes, in place."""
         return _final(sums)
 
-    def _terms(self, token_ids: Tokens, first: int) -> Hashes:
-        """Return the terms of pages from position `first` on: a page has another term at another position."""
+    def terms(self, token_ids: Tokens, first: int) -> Hashes:
+        """Return the terms of the whole pages of `token_ids`, of which the first is page `first` of a prompt.
+
+        A page has another term at another position, and the same one in every model.
+        """
         pages = self._mixer.pages(token_ids)
         end = first + len(pages)
         pages += _PLACES[first:end] if end <= len(_PLACES) else _places(first, end)
         return mixed(pages)
+
+
+class PageTerms:
+    """The terms of one prompt's pages, computed once for each size of page; several threads may use it.
+
+    `beginnings` are terms of the first pages, by the size of a page in tokens, which are not computed again.
+    """
+
+    __slots__ = ("_beginnings", "_terms", "_token_ids")
+
+    def __init__(self, token_ids: Tokens, beginnings: Mapping[int, Hashes] = MappingProxyType({})) -> None:
+        self._token_ids, self._beginnings = token_ids, beginnings
+        self._terms: dict[int, Hashes] = {}
+
+    def of_first(self, tokens: int) -> dict[int, Hashes]:
+        """Return the known terms of the pages within the first `tokens` tokens, by the size of a page."""
+        by_size = {**self._beginnings, **self._terms}
+        return {size: terms[: tokens // size] for size, terms in by_size.items()}
+
+    def of(self, chain: PageChain) -> Hashes:
+        """Return the terms of the whole pages of `chain`; not to be changed."""
+        size = chain.page_size
+        terms = self._terms.get(size)
+        if terms is None:
+            beginning = self._beginnings.get(size, _NO_TERMS)
+            rest = chain.terms(self._token_ids[len(beginning) * size :], len(beginning))
+            terms = self._terms[size] = np.concatenate((beginning, rest))
+        return terms
+
+
+_NO_TERMS = np.zeros(0, np.uint64)
 
 
 def _final(running: Hashes) -> Hashes:

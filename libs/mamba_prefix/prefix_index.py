@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mamba_prefix.engine_banks import MAX_ENGINES, EngineBanks
 from mamba_prefix.messages import Change, Heartbeat, Snapshot
-from mamba_prefix.page_chain import Hashes, PageChain
+from mamba_prefix.page_chain import Hashes, PageChain, PageTerms
 from mamba_prefix.page_rungs import rungs
 from mamba_prefix.prefix_table import ENGINES_PER_TABLE
 from mamba_prefix.recent_gains import MAX_HASHES, MAX_HASHES_OF_LATER_ENGINES, RecentGains
@@ -121,14 +121,16 @@ class PrefixIndex:
         """Return the state of each engine that the index knows, by its name."""
         return self._views
 
-    def depths(self, token_ids: npt.NDArray[np.int32], salt: str) -> Depths:
-        """Return how many tokens of a prompt each engine has cached."""
+    def depths(self, token_ids: npt.NDArray[np.int32], salt: str, terms: PageTerms | None = None) -> Depths:
+        """Return how many tokens of a prompt each engine has cached. `terms` are those of `token_ids`."""
         resumable: dict[str, int] = {}
         pages: dict[str, int] = {}
         names = self._names
+        terms = terms or PageTerms(token_ids)
         for (_, page_size), chain in self._chains.items():
             # The last token has to be computed: a checkpoint at the very end is useless.
-            hashes = chain.hashes(token_ids[: max(0, len(token_ids) - 1)], salt)
+            whole_pages = max(0, len(token_ids) - 1) // page_size
+            hashes = chain.hashes_of_terms(terms.of(chain)[:whole_pages], salt)
             if len(hashes):
                 for number, count in self._table.depths(hashes).items():
                     resumable[names[number]] = count * page_size

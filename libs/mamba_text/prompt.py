@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Encoding
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
+from mamba_api.openai_fields import ChatMessage
 from mamba_api.openai_tools import INPUT
 from mamba_text import strict_json
 from mamba_text.chat_template import ChatTemplate
@@ -21,6 +22,10 @@ from mamba_text.encoder_pool import GivenUp
 from mamba_text.errors import TemplateRefused
 from mamba_text.generation_defaults import GenerationDefaults
 from mamba_text.tokenizer import Tokenizer
+
+_PLAIN = {"role", "content"}
+_COMMON_ROLES = {"developer": "system"}
+"""Roles that templates know, by those that they do not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,15 +257,25 @@ def _options(request: ChatCompletionRequest) -> dict[str, Any]:
 
 def template_messages(request: ChatCompletionRequest) -> list[dict[str, Any]]:
     """Return messages with content as one string, common roles only, and arguments of calls as objects."""
-    hidden = {"cache_control"}
-    return [_message(message.model_dump(exclude_none=True, exclude=hidden)) for message in request.messages]
+    return [_plain_message(message) or _message(message) for message in request.messages]
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _plain_message(message: ChatMessage) -> dict[str, Any] | None:
+    """Return a message that has a role and a text only, as most have; None = it has more."""
+    if message.model_fields_set != _PLAIN or not isinstance(message.content, str):
+        return None
+    return {"role": _COMMON_ROLES.get(message.role, message.role), "content": message.content}
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    return _converted(message.model_dump(exclude_none=True, exclude={"cache_control"}))
+
+
+def _converted(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(part.get("text") or part.get("refusal", "") for part in content)
-    role = "system" if message["role"] == "developer" else message["role"]
+    role = _COMMON_ROLES.get(message["role"], message["role"])
     converted = {**message, "role": role, "content": content or ""}
     # Clients send reasoning back under the name that they read, and templates know one.
     if isinstance(thoughts := message.get("reasoning"), str) and "reasoning_content" not in message:

@@ -6,12 +6,12 @@ gateway only, and never compared with the hashes that engines publish.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mamba_prefix.page_chain import PageChain
+from mamba_prefix.page_chain import PageChain, PageTerms
 
 RUNGS = ((1024, 64), (8192, 256), (131_072, 2048))
 """(depth, distance) in tokens: the distance between digests up to that depth. There are none beyond the last
@@ -56,6 +56,8 @@ class PromptPrefix:
     unread_tokens: int = 0
     """Estimated number of tokens behind `token_ids`, where only the beginning of the prompt was read in time;
     0 = all of it was read."""
+    terms: PageTerms | None = field(default=None, compare=False, repr=False)
+    """Terms of the pages of `token_ids`, as far as they are computed; None = they are not kept."""
 
     @classmethod
     def of(
@@ -66,16 +68,18 @@ class PromptPrefix:
         exact: bool = True,
         computed_whole: bool = False,
         unread_tokens: int = 0,
+        terms: PageTerms | None = None,
     ) -> "PromptPrefix":
         """Compute the digests of a prompt. Prompts with different salts share no prefix.
 
         The keyword arguments become the fields of the result with the same names.
         """
         ids = np.ascontiguousarray(token_ids, np.int32)
-        hashes = _CHAIN.hashes(ids[: DEPTHS[-1]], salt)
+        terms = terms or PageTerms(ids)
+        hashes = _CHAIN.hashes_of_terms(terms.of(_CHAIN)[: _PAGES[-1]], salt)
         pages = _PAGES[: int(np.searchsorted(_PAGES, len(hashes), "right"))]
         digests = tuple(zip(DEPTHS, hashes[pages - 1].tolist(), strict=False))
-        return cls(ids, salt, digests, exact, computed_whole, unread_tokens)
+        return cls(ids, salt, digests, exact, computed_whole, unread_tokens, terms)
 
     @classmethod
     def of_text(cls, text: bytes, salt: str = "") -> "PromptPrefix":

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from mamba_cli.fleet.prompt_blocks import Tokens
+from mamba_prefix.page_chain import PageTerms
 from mamba_prefix.page_rungs import rungs
 from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 from mamba_server.cache.state_cache import RadixStateCache
@@ -36,7 +37,7 @@ class CacheIndex(PrefixIndex):
         self._engines, self._attention = engines, knowledge == "attention"
         self.state = "off" if knowledge == "own" else "following"
 
-    def depths(self, token_ids: Tokens, salt: str) -> Depths:
+    def depths(self, token_ids: Tokens, salt: str, terms: PageTerms | None = None) -> Depths:
         if self.state == "off":
             return NOTHING
         engines = self._engines.items()

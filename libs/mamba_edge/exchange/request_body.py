@@ -179,7 +179,8 @@ def _announced(headers: RawHeaders) -> int:
 
 
 async def _all_parts(receive: Receive, limit: int, share: BodyShare, discard: int) -> bytes:
-    body = bytearray()
+    parts: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -187,17 +188,18 @@ async def _all_parts(receive: Receive, limit: int, share: BodyShare, discard: in
         more = message.get("more_body", False)
         part = message.get("body", b"")
         try:
-            if len(body) + len(part) > limit:
+            size += len(part)
+            if size > limit:
                 raise BodyTooLarge(f"the body has more than {limit} bytes; no more are accepted")
             share.take(len(part))
         except (BodyTooLarge, TooManyBodies) as refusal:
-            body.clear()
+            parts.clear()
             share.release()
             await _refuse(refusal, receive, discard, more=more)
             raise
-        body += part
+        parts.append(part)
         if not more:
-            return bytes(body)
+            return b"".join(parts)
 
 
 async def _refuse(refusal: ApiError, receive: Receive, discard: int, *, more: bool) -> None:

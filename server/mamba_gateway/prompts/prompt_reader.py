@@ -15,7 +15,6 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from mamba_api.dialects.paths import COMPLETIONS, TEXT_FIELDS, chat_request
 from mamba_api.openai import CompletionRequest
@@ -151,9 +150,9 @@ def prompt_of(
     prefixes. `stop` gets the number of characters that are left before each message that was not encoded
     before; if it returns true, the ids of a chat end there, and `later` gets the chat's text.
     """
-    unread = 0
+    unread, terms = 0, None
     try:
-        fields = from_json(body, allow_inf_nan=False)
+        fields = msgspec.json.decode(body)
         if path != COMPLETIONS:
             chat = chat_request(path, fields)
             if text.processor.template is None:
@@ -161,6 +160,7 @@ def prompt_of(
             prompt = chat_text(text.processor.template, chat)
             encoded = text.segments.encode(prompt, stop)
             token_ids: TokenIds = encoded.token_ids
+            terms = text.terms_of(encoded)
             unread = _unread_tokens(encoded, prompt)
             if unread:
                 later(text, prompt)
@@ -173,15 +173,17 @@ def prompt_of(
             cut, salt = completion.truncate_prompt_tokens, completion.cache_salt
             echoed = completion.echo and completion.logprobs is not None
             whole = completion.prompt_logprobs is not None or bool(echoed)
-    except (ValidationError, ValueError, RecursionError, OverflowError, TemplateRefused):
+    except (
+        ValidationError, msgspec.DecodeError, ValueError, RecursionError, OverflowError, TemplateRefused
+    ):  # fmt: skip
         return None
     if cut is not None:
         # The ids that are left are the last ones, so those of the beginning say nothing.
-        token_ids, unread = (token_ids[:0] if unread else token_ids[-cut:]), 0
+        token_ids, unread, terms = (token_ids[:0] if unread else token_ids[-cut:]), 0, None
     salt = adapted_salt(adapter, salt or "")
     if not len(token_ids) and not unread:
         return None
-    return PromptPrefix.of(token_ids, salt, computed_whole=whole, unread_tokens=unread)
+    return PromptPrefix.of(token_ids, salt, computed_whole=whole, unread_tokens=unread, terms=terms)
 
 
 def _unread_tokens(encoded: EncodedText, prompt: str) -> int:

@@ -7,7 +7,8 @@ request. Without a tokenizer, as with other inference servers, requests are rout
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import aiohttp
 import structlog
@@ -15,8 +16,9 @@ import structlog
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.headers import bearer
+from mamba_prefix.page_chain import PageTerms
 from mamba_text.prompt import TextProcessor
-from mamba_text.segment_cache import SegmentCache
+from mamba_text.segment_cache import Beginning, EncodedText, SegmentCache
 from mamba_text.text_archive import MOST_PACKED_BYTES, load_text_side
 
 log = structlog.get_logger("mambaserve.gateway")
@@ -39,6 +41,18 @@ class ModelText:
 
     processor: TextProcessor
     segments: SegmentCache
+    _terms: WeakKeyDictionary[Beginning, PageTerms] = field(default_factory=WeakKeyDictionary, repr=False)
+
+    def terms_of(self, encoded: EncodedText) -> PageTerms:
+        """Return the terms of a prompt's pages; those of a known beginning are not computed again."""
+        beginning, earlier = encoded.beginning, None
+        if beginning is not None:
+            earlier = self._terms.get(beginning)
+        shared = {} if beginning is None or earlier is None else earlier.of_first(len(beginning.token_ids))
+        terms = PageTerms(encoded.token_ids, shared)
+        if encoded.next_beginning is not None:
+            self._terms[encoded.next_beginning] = terms
+        return terms
 
 
 @dataclass(slots=True)

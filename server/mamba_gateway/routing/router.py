@@ -309,7 +309,7 @@ class Router:
     def _published(self, prompt: PromptPrefix) -> Depths:
         if not prompt.exact:
             return NOTHING
-        depths = self._index.depths(prompt.token_ids, prompt.salt)
+        depths = self._index.depths(prompt.token_ids, prompt.salt, prompt.terms)
         return Depths({}, depths.pages, depths.revision) if prompt.computed_whole else depths
 
     def _depths(self, prompt: PromptPrefix, published: Depths) -> Depths:

@@ -102,6 +102,18 @@ async def test_the_gateway_makes_the_ids_that_the_engine_gets(path: str, body: d
     await the_same_ids(Api(), path, body, shared_text())
 
 
+def test_each_turn_of_a_long_conversation_is_read_as_if_it_were_the_first() -> None:
+    messages = [{"role": "user", "content": f"{number} " + "many words " * 40} for number in range(60)]
+    for turn in range(3):
+        messages += [{"role": "assistant", "content": f"answer {turn}"}, {**USER, "content": f"turn {turn}"}]
+        body = json.dumps({"messages": messages}).encode()
+        warm, cold = prompt_of(CHAT, body, shared_text()), prompt_of(CHAT, body, model_text())
+        assert warm is not None
+        assert cold is not None
+        assert warm.token_ids.tolist() == cold.token_ids.tolist()
+        assert warm.digests == cold.digests
+
+
 @pytest.mark.parametrize("choice", ["auto", "none"])
 async def test_tools_that_are_offered_are_in_the_prompt_at_both_ends(choice: str) -> None:
     template = (

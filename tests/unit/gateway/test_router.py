@@ -28,7 +28,7 @@ class Known(PrefixIndex):
         super().__init__()
         self.state, self.attention, self.known, self.salts = state, pages or {}, resumable, []
 
-    def depths(self, token_ids, salt):
+    def depths(self, token_ids, salt, terms=None):
         self.salts.append(salt)
         known = {engine: depth for engine, depth in self.known.items() if depth <= len(token_ids)}
         return Depths(known, self.attention)

@@ -39,7 +39,7 @@ class Published(PrefixIndex):
         self.state = "following"
         self.resumable, self.weights = resumable or {}, weights or {}
 
-    def depths(self, token_ids, salt):
+    def depths(self, token_ids, salt, terms=None):
         return Depths(self.resumable, self.resumable)
 
     def engines(self):

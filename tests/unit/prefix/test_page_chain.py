@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from mamba_prefix.page_chain import PageChain, PageMixer
+from mamba_prefix.page_chain import PageChain, PageMixer, PageTerms
 
 
 def tokens(*values: int) -> np.ndarray:
@@ -104,3 +104,24 @@ def test_random_prefixes_do_not_collide() -> None:
     assert len(np.unique(hashes)) == len(hashes)
     ones = np.unpackbits(hashes.view(np.uint8)).mean()
     assert abs(ones - 0.5) < 0.001
+
+
+@given(
+    npst.arrays(np.int32, st.integers(0, 60), elements=st.integers(-(2**31), 2**31 - 1)),
+    npst.arrays(np.int32, st.integers(0, 60), elements=st.integers(-(2**31), 2**31 - 1)),
+    st.integers(0, 60),
+    st.lists(st.integers(1, 9), max_size=3),
+    st.integers(1, 9),
+)
+def test_terms_of_a_shared_beginning_give_the_hashes_of_the_whole(
+    first: np.ndarray, rest: np.ndarray, shared: int, computed: list[int], page_size: int
+) -> None:
+    shared = min(shared, len(first))
+    earlier, chain = PageTerms(first), PageChain(page_size, "model")
+    for size in computed:
+        earlier.of(PageChain(size, "another model"))
+    whole = np.concatenate((first[:shared], rest))
+
+    terms = PageTerms(whole, earlier.of_first(shared)).of(chain)
+
+    assert chain.hashes_of_terms(terms, "salt").tolist() == chain.hashes(whole, "salt").tolist()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
+from mamba_text import segment_cache
 from mamba_text.quick_encoder import QuickEncoder
 from mamba_text.segment_cache import NO_IDS, PIECE_BYTES, EncodedText, SegmentCache
 from mamba_text.tokenizer import BATCH_FROM_CHARS, Tokenizer
@@ -78,6 +79,59 @@ def test_memory_is_bounded() -> None:
     for _ in range(3):
         cache.encode(turns(50))
         assert 0 < cache.held_bytes <= 9000
+
+
+OVERLAPPING = ["[INST]", "<a[INST]>", "[INST][/INST]", "</s>", "<s>"]
+"""Special tokens that begin with several characters and contain each other."""
+GROWING = st.lists(
+    st.sampled_from([*OVERLAPPING, *(token[:-1] for token in OVERLAPPING), "<a", "word ", "\n", "x" * 30]),
+    min_size=1, max_size=14,
+)  # fmt: skip
+
+
+@cache
+def overlapping_tokenizer() -> Tokenizer:
+    rust = byte_level_tokenizer()
+    rust.add_special_tokens(OVERLAPPING)
+    return Tokenizer(rust, {})
+
+
+@cache
+def cache_of_beginnings() -> SegmentCache:
+    return SegmentCache(overlapping_tokenizer())
+
+
+@settings(max_examples=150)
+@given(GROWING, st.lists(st.tuples(st.integers(0, 14), GROWING), max_size=4))
+def test_texts_that_go_on_or_branch_have_the_ids_of_the_whole(
+    parts: list[str], branches: list[tuple[int, list[str]]]
+) -> None:
+    tokenizer, segments = overlapping_tokenizer(), cache_of_beginnings()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_cache, "LONG_TEXT", 10)
+        patch.setattr(segment_cache, "OPEN_END", 3)
+        patch.setattr(segment_cache, "MOST_BEGINNING_BYTES", 4000)
+        texts = ["".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        texts += ["".join(parts[:kept] + others) for kept, others in branches]
+        for text in texts:
+            assert segments.encode(text).token_ids.tolist() == tokenizer.encoding(text).ids
+
+
+def test_a_beginning_is_known_until_others_need_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_cache, "MOST_BEGINNING_BYTES", 400_000)
+    cache = SegmentCache(TOKENIZER)
+    first, second = cache.encode(turns(100)), cache.encode(turns(101))
+    assert first.beginning is None
+    assert second.beginning is first.next_beginning is not None
+    assert turns(100).startswith(first.next_beginning.text)
+    assert first.next_beginning.chars >= len(turns(98))
+    assert (
+        second.token_ids.tolist()[: len(first.next_beginning.token_ids)]
+        == first.next_beginning.token_ids.tolist()
+    )
+    for number in range(9):
+        cache.encode(f"<|im_start|>{number}{turns(100)}")
+    assert cache.encode(turns(102)).beginning is None
 
 
 def test_a_tokenizer_whose_special_tokens_look_around_is_not_cut() -> None:
