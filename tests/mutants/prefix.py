@@ -23,8 +23,8 @@ MUTANTS = (
         name="a gateway expects an engine to resume a whole prompt",
         keeps="The index counts at most what an engine resumes: one token less than the prompt.",
         where="mamba_prefix.prefix_index:PrefixIndex.depths",
-        old="token_ids[:max(0, len(token_ids) - 1)]",
-        new="token_ids",
+        old="max(0, len(token_ids) - 1) // page_size",
+        new="len(token_ids) // page_size",
         tests=("tests/unit/gateway/test_direct_feed.py",),
     ),
     Mutant(
@@ -54,10 +54,18 @@ MUTANTS = (
     Mutant(
         name="equal pages at different places have the same hash",
         keeps="A page's hash names the whole prefix that ends with it.",
-        where="mamba_prefix.page_chain:PageChain._terms",
+        where="mamba_prefix.page_chain:PageChain.terms",
         old="pages += _PLACES[first:end] if end <= len(_PLACES) else _places(first, end)",
         new="pass",
         tests=("tests/unit/prefix/test_page_chain.py",),
+    ),
+    Mutant(
+        name="the beginning of a text ends where a longer added token may begin",
+        keeps="A known beginning has the ids that the whole text has there.",
+        where="mamba_text.segment_cache:SegmentCache._keep_beginning",
+        old="text[: end + self._cut.longest]",
+        new="text[:end]",
+        tests=("tests/unit/text/test_segment_cache.py",),
     ),
     Mutant(
         name="prefixes of different salts have the same hash",

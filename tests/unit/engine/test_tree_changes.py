@@ -123,8 +123,8 @@ def test_an_edge_is_summed_once_however_many_checkpoints_come_and_go_below_it() 
     put(tree, ids(range(40)), 1)
     changes.take()
     summed = []
-    terms = changes._chain._terms
-    changes._chain._terms = lambda text, first: (  # type: ignore[method-assign]
+    terms = changes._chain.terms
+    changes._chain.terms = lambda text, first: (  # type: ignore[method-assign]
         summed.append(len(text)) or terms(text, first)
     )
     for turn in range(5):

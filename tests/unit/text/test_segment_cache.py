@@ -4,7 +4,7 @@ import itertools
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -84,9 +84,12 @@ def test_memory_is_bounded() -> None:
 OVERLAPPING = ["[INST]", "<a[INST]>", "[INST][/INST]", "</s>", "<s>"]
 """Special tokens that begin with several characters and contain each other."""
 GROWING = st.lists(
-    st.sampled_from([*OVERLAPPING, *(token[:-1] for token in OVERLAPPING), "<a", "word ", "\n", "x" * 30]),
-    min_size=1, max_size=14,
-)  # fmt: skip
+    st.sampled_from(
+        [*OVERLAPPING, *(token[:-1] for token in OVERLAPPING), "<a", ">", "word ", "\n", "x" * 30]
+    ),
+    min_size=1,
+    max_size=14,
+)
 
 
 @cache
@@ -102,6 +105,8 @@ def cache_of_beginnings() -> SegmentCache:
 
 
 @settings(max_examples=150)
+@example(["x" * 30, "<a", "[INST]", "x" * 30], [(1, ["<a[INST]>", "x" * 30])])
+@example(["x" * 30, "<a", "[INST]"], [(3, [">", "x" * 30])])
 @given(GROWING, st.lists(st.tuples(st.integers(0, 14), GROWING), max_size=4))
 def test_texts_that_go_on_or_branch_have_the_ids_of_the_whole(
     parts: list[str], branches: list[tuple[int, list[str]]]
