@@ -56,7 +56,8 @@ HOWTO_FIGURES = (
             (*(picked(median, "beside_tokens_per_second", rows=f"{_POOLS}, drafts {each}")
                for each in ("auto", "off")),
              *(picked(median, key, rows=f"{_POOLS}, drafts {each}")
-               for key in ("beside_p99_ms", "ratio") for each in ("auto", "off")))),
+               for key in ("beside_p99_ms", "ratio") for each in ("auto", "off")),
+             picked(median, "ratio_of_control", rows=f"{_POOLS}, drafts off"))),
     Figures("docs/howto/keep-a-conversation.md", "An engine that joins two",
             "python -m benchmarks.joining_engine", ("2026-11-28-joining-engine",),
             (picked(median, "share", warm=True), "100",
