@@ -57,6 +57,7 @@ HOWTO_FIGURES = (
                for each in ("auto", "off")),
              *(picked(median, key, rows=f"{_POOLS}, drafts {each}")
                for key in ("beside_p99_ms", "ratio") for each in ("auto", "off")),
+             *(picked(choose, "ratio", rows=f"{_POOLS}, drafts auto") for choose in (min, max)),
              picked(median, "ratio_of_control", rows=f"{_POOLS}, drafts off"))),
     Figures("docs/howto/keep-a-conversation.md", "An engine that joins two",
             "python -m benchmarks.joining_engine", ("2026-11-28-joining-engine",),
