@@ -116,9 +116,7 @@ class PageChain:
 
     def hashes_of_terms(self, terms: Hashes, salt: str) -> Hashes:
         """Return the hashes of all prefixes of a prompt whose first pages have the terms `terms`."""
-        sums = np.add.accumulate(terms)
-        sums += np.uint64(self.start(salt))
-        return self.hashes_of(sums)
+        return self.hashes_of(_summed(terms, self.start(salt)))
 
     def hashes_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
         """Return the hashes of the prefixes that end with the pages of `token_ids`.
@@ -129,9 +127,7 @@ class PageChain:
 
     def sums_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
         """Return the running sums that `hashes_after` makes hashes of: uint64[whole pages of `token_ids`]."""
-        sums = np.add.accumulate(self.terms(token_ids, pages))
-        sums += np.uint64(running)
-        return sums
+        return _summed(self.terms(token_ids, pages), running)
 
     @staticmethod
     def hashes_of(sums: Hashes) -> Hashes:
@@ -178,6 +174,13 @@ class PageTerms:
 
 
 _NO_TERMS = np.zeros(0, np.uint64)
+
+
+def _summed(terms: Hashes, running: int) -> Hashes:
+    """Return the running sums after each page of `terms`, of which the one before them is `running`."""
+    sums = np.add.accumulate(terms)
+    sums += np.uint64(running)
+    return sums
 
 
 def _final(running: Hashes) -> Hashes:

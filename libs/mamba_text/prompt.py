@@ -267,11 +267,8 @@ def _plain_message(message: ChatMessage) -> dict[str, Any] | None:
     return {"role": _COMMON_ROLES.get(message.role, message.role), "content": message.content}
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
-    return _converted(message.model_dump(exclude_none=True, exclude={"cache_control"}))
-
-
-def _converted(message: dict[str, Any]) -> dict[str, Any]:
+def _message(chat_message: ChatMessage) -> dict[str, Any]:
+    message = chat_message.model_dump(exclude_none=True, exclude={"cache_control"})
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(part.get("text") or part.get("refusal", "") for part in content)

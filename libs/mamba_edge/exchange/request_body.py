@@ -179,8 +179,7 @@ def _announced(headers: RawHeaders) -> int:
 
 
 async def _all_parts(receive: Receive, limit: int, share: BodyShare, discard: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
+    body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -188,18 +187,17 @@ async def _all_parts(receive: Receive, limit: int, share: BodyShare, discard: in
         more = message.get("more_body", False)
         part = message.get("body", b"")
         try:
-            size += len(part)
-            if size > limit:
+            if len(body) + len(part) > limit:
                 raise BodyTooLarge(f"the body has more than {limit} bytes; no more are accepted")
             share.take(len(part))
         except (BodyTooLarge, TooManyBodies) as refusal:
-            parts.clear()
+            body.clear()
             share.release()
             await _refuse(refusal, receive, discard, more=more)
             raise
-        parts.append(part)
+        body += part
         if not more:
-            return b"".join(parts)
+            return bytes(body)
 
 
 async def _refuse(refusal: ApiError, receive: Receive, discard: int, *, more: bool) -> None:

@@ -1,5 +1,7 @@
 """The budget of bodies: what is taken is given back, whatever becomes of the request."""
 
+import tracemalloc
+
 import pytest
 from starlette.types import Receive, Scope, Send
 
@@ -50,6 +52,23 @@ async def test_a_body_that_is_too_large_gives_back_what_it_took() -> None:
     with pytest.raises(BodyTooLarge):
         await read(BodyShare(budget), b"x" * 60, b"x" * 60)
     assert budget.held == 0
+
+
+async def test_a_body_of_tiny_parts_holds_little_more_memory_than_its_bytes() -> None:
+    count = 20_000
+
+    async def receive() -> dict[str, object]:
+        nonlocal count
+        count -= 1
+        return {"type": "http.request", "body": b"%03d" % (count % 1000), "more_body": count > 0}
+
+    tracemalloc.start()
+    try:
+        body = await read_body([], receive, 100_000, share=BodyShare(BodyBudget(100_000)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * len(body)
 
 
 @pytest.mark.parametrize("end", ["answer", "gone", "late", "failure"])
