@@ -35,7 +35,7 @@ def make_engine(
     drafts: on a busy machine, too, two engines with the same requests compute the same steps. `exact`:
     float64 throughout.
     """
-    defaults = {"arena_bytes": 64 << 20, "overlap": True, "seed": 0, "step_time": 0, "speculation": "off"}
+    defaults = {"arena_bytes": 16 << 20, "overlap": True, "seed": 0, "step_time": 0, "speculation": "off"}
     trial = replace(trial, bound_starts=False)
     engine_settings = EngineSettings(model=str(directory), device="cpu", **{**defaults, **settings})
     if not exact:
