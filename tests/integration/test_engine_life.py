@@ -16,6 +16,7 @@ import pytest
 
 from engine_api import ApiProcess, end, launch, read_ready_line, serving
 from eventually import PATIENCE, wait_until
+from testcluster.free_ports import free_port
 from tiny_model import write_model
 
 USER = [{"role": "user", "content": "one two three"}]
@@ -273,15 +274,6 @@ def answers(api: ApiProcess) -> bool:
         return bool(api.call("GET", "/livez").status)
     except OSError:
         return False
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux")

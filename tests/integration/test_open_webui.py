@@ -6,7 +6,6 @@ It has an environment of its own, which `make open-webui` makes; MAMBASERVE_OPEN
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ import pytest
 
 from eventually import wait_until
 from servers import Server
+from testcluster.free_ports import free_port
 
 PROGRAM = os.environ.get("MAMBASERVE_OPEN_WEBUI", "")
 PATIENCES = 10
@@ -54,8 +54,7 @@ def answers(url: str) -> bool:
 @pytest.fixture(scope="module")
 def web_ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("open-webui")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with Server("builtin://tiny-recall") as server, (folder / "log").open("wb") as log:
         own = {"DATA_DIR": str(folder), "OPENAI_API_BASE_URL": f"{server.url}/v1"}
         command = [PROGRAM, "serve", "--host", "127.0.0.1", "--port", str(port)]

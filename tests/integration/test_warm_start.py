@@ -12,6 +12,7 @@ import mamba_server
 from eventually import wait_until
 from matrix_size import LARGE
 from servers import Command, Server, call
+from testcluster.free_ports import free_port
 
 CHAT = "/v1/chat/completions"
 WORDS = " ".join(f"word{number}" for number in range(40))
@@ -60,11 +61,6 @@ def address_of(server: Server) -> str:
     return str(call(f"{server.url}/readyz")[1]["transfer"]["address"])
 
 
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def leave(server: Server) -> None:
     """End an engine as a drain does."""
     server.terminate()
@@ -74,7 +70,7 @@ def leave(server: Server) -> None:
 def test_the_first_requests_of_a_new_replica_resume_what_its_peer_has(peer: Server) -> None:
     port = address_of(peer).rpartition(":")[2]
     # By a name, beside a peer that is away and one that no name server knows.
-    peers = f"127.0.0.1:{closed_port()},nowhere.invalid:9,localhost:{port}"
+    peers = f"127.0.0.1:{free_port()},nowhere.invalid:9,localhost:{port}"
     with engine("--warm-peers", peers, "--warm-seconds", "20", "--leave-seconds", "0") as replica:
         for mark in ("alpha", "beta", "gamma"):
             choices, cached = ask(replica, mark)
@@ -89,7 +85,7 @@ def test_the_first_requests_of_a_new_replica_resume_what_its_peer_has(peer: Serv
 
 
 def test_a_silent_peer_is_waited_for_by_name_and_delays_neither_start_nor_end_longer_than_it_may() -> None:
-    port = closed_port()
+    port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         peers = f"127.0.0.1:{silent.getsockname()[1]}"
         with Command(

@@ -22,7 +22,7 @@ import pytest
 
 from debian_packages import PackageMissing, unpacked
 from eventually import wait_until
-from redis_server import free_port
+from testcluster.free_ports import free_port
 from testcluster.toolchain import installers
 
 MOTO = "moto[server]==5.2.5"

@@ -21,7 +21,7 @@ import yaml
 
 from debian_packages import PackageMissing, unpacked
 from eventually import wait_until
-from redis_server import free_port
+from testcluster.free_ports import free_port
 
 PROGRAMS = ("prometheus", "promtool")
 

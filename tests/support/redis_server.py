@@ -19,6 +19,7 @@ import pytest
 from eventually import wait_until
 from mamba_api.names import authority
 from redis_program import redis_program
+from testcluster.free_ports import free_port
 
 MEMORY_ONLY = ("--save", "", "--appendonly", "no")
 
@@ -28,17 +29,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = (each for reports in terminalreporter.stats.values() for each in reports)
     if any("redis" in getattr(each, "keywords", ()) for each in reports):
         terminalreporter.write_line(f"redis-server: {redis_program() or 'none, its tests are skipped'}")
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port for which port + 10,000 is free, too: a Cluster's nodes use it among themselves."""
-    while True:
-        with socket.create_server(
-            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        ) as free:
-            port: int = free.getsockname()[1]
-        if port < 55_000:
-            return port
 
 
 class RedisServer:

@@ -22,6 +22,7 @@ import mamba_server
 from eventually import wait_until
 from hand_over_wire import relays
 from servers import Command, Server, call
+from testcluster.free_ports import free_port
 
 SILENCE = 10.0
 """Seconds without a heartbeat after which a server replaces its engine process."""
@@ -89,8 +90,7 @@ class Fleet:
     def __init__(self, stack: ExitStack, *, lease: float) -> None:
         """Start all of them; `lease` is that of exports, in seconds."""
         self._stack, self._lease = stack, lease
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        port = free_port()
         self.prefill = self._engine("prefill", port)
         self.decoders = [self._engine("decode", 0) for _ in range(2)]
         api_port = urlsplit(self.prefill.url).port

@@ -22,6 +22,7 @@ from testcluster.audit import POLICY, Right, used_by
 from testcluster.cluster import Cluster
 from testcluster.component import Component
 from testcluster.errors import NotReady
+from testcluster.free_ports import free_ports
 from testcluster.kubectl import Command, Kubectl
 from testcluster.pki import Authority, Certificate, Identity
 
@@ -59,15 +60,6 @@ class Place:
         return str(ip_network(self.services.partition(",")[0])[1])
 
 
-def free_ports() -> Ports:
-    """Return ports nobody listens on at this moment."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    numbers = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return Ports(*numbers)
-
-
 class ControlPlane(Cluster):
     """The control plane; `start` returns when it takes requests."""
 
@@ -82,7 +74,7 @@ class ControlPlane(Cluster):
     ) -> None:
         self.folder, self.features = folder, features
         self.place = place or Place()
-        self.ports = ports or free_ports()
+        self.ports = ports or Ports(*free_ports(3))
         self.binaries = binaries
         """Folder of kubectl, helm and the programs of Kubernetes."""
         (folder / "log").mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,8 @@ from eventually import until
 from faulty_port import FaultyPort
 from mamba_prefix.redis_url import url_from
 from real_index_world import real_world
-from redis_server import RedisServer, free_port
+from redis_server import RedisServer
+from testcluster.free_ports import free_port
 
 pytestmark = pytest.mark.redis
 PASSWORD = "secret"

@@ -19,8 +19,8 @@ from mamba_planner.arithmetic import WeightsSize
 from mamba_planner.model_report import MAX_BYTES, ModelReport
 from mamba_server.model.checkpoint.source import resolve
 from mamba_server.model.checkpoint.weight_files import INDEX
-from redis_server import free_port
 from small_hub import COMMIT, Hub, small_hub
+from testcluster.free_ports import free_port
 
 CONFIG = {"model_type": "mamba2", "hidden_size": 64}
 

@@ -14,8 +14,8 @@ import pytest
 
 from testcluster.api import ApiClient
 from testcluster.cluster import Cluster
-from testcluster.control_plane import free_ports
 from testcluster.errors import ClusterError, CommandFailed, Refused
+from testcluster.free_ports import free_port
 from testcluster.kubectl import Kubectl, Manifest
 from testcluster.pki import Authority, Certificate, Identity
 
@@ -258,12 +258,6 @@ def test_what_is_read_goes_over_one_connection_and_over_another_when_the_server_
 
 def test_nobody_answers_where_nobody_listens(identity: tuple[Authority, Certificate]) -> None:
     authority, pair = identity
-    silent = ApiClient(f"https://127.0.0.1:{free_ports().api}", authority.root.certificate, pair)
+    silent = ApiClient(f"https://127.0.0.1:{free_port()}", authority.root.certificate, pair)
 
     assert not silent.answers()
-
-
-def test_free_ports_are_three_different_ones() -> None:
-    ports = free_ports()
-
-    assert len({ports.api, ports.etcd_client, ports.etcd_peer}) == 3

@@ -18,7 +18,8 @@ from mamba_gateway.usage.ledger_store import LedgerStore, MemoryLedger, UsageFil
 from mamba_gateway.usage.redis_ledger import RedisLedger
 from mamba_gateway.usage.usage_ledger import MOST_SERIES, UsageLedger
 from mamba_prefix.redis_client import make_client
-from redis_server import RedisServer, free_port
+from redis_server import RedisServer
+from testcluster.free_ports import free_port
 
 NOON = 20_786 * 86_400 + 43_200.0
 TODAY, YESTERDAY = "2026-11-29", "2026-11-28"
