@@ -1,11 +1,11 @@
 """Garbage of requests: no object outlives its answer, and none waits for the collector."""
 
 import asyncio
-import gc
 
 import pytest
 
 from asgi import ask
+from living_objects import ObjectRounds
 from mamba_server import wire
 from scripted_engine import Api, ids_of
 
@@ -55,9 +55,8 @@ class Answering:
 )
 async def test_answers_with_log_probabilities_leave_no_objects(path: str, body: dict[str, object]) -> None:
     engine = Answering()
-    await engine.serve(path, body, 10)
-    gc.collect()
-    before = len(gc.get_objects())
-    await engine.serve(path, body, 100)
-    gc.collect()
-    assert len(gc.get_objects()) - before < 20
+    rounds = ObjectRounds()
+    for count in (10, 100, 100, 100):
+        await engine.serve(path, body, count)
+        rounds.end()
+    assert rounds.growth < 20

@@ -17,6 +17,7 @@ import torch
 
 from covering import every
 from guarded_arena import GuardedArena
+from living_objects import ObjectRounds
 from mamba_kernels.dispatch.backend import TORCH
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction
@@ -504,13 +505,13 @@ def test_requests_that_ask_for_log_probabilities_leave_neither_objects_nor_cycle
                 assert all(told.prompt_logprobs and told.logprobs for told in bench.run().values())
         bench.core.drain_step_times()
 
-    serve(20)
-    gc.collect()
+    rounds = ObjectRounds()
     gc.disable()
     try:
-        before = len(gc.get_objects())
-        serve(100)
-        assert gc.collect() == 0
-        assert len(gc.get_objects()) - before < 20
+        for requests in (20, 100, 100, 100):
+            serve(requests)
+            rounds.end()
     finally:
         gc.enable()
+    assert rounds.cycles == 0
+    assert rounds.growth < 20
