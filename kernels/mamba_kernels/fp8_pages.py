@@ -13,14 +13,14 @@ import torch
 NUMBER = torch.float8_e4m3fn
 """Type of the numbers: four bits of exponent, three of mantissa, and no infinity."""
 TOP = 0x1FFFFF
-"""Added to the bits of a row's largest size: carries into the exponent if its mantissa exceeds 1.75, that of
-the largest number."""
+"""Number that is added to the bits of a row's largest absolute value: it carries into the exponent if the
+mantissa exceeds 1.75, the mantissa of the largest number."""
 LEAST_SCALE = 32
-"""Smallest scale that a row gets: below it, numbers would leave the normal range of float32."""
+"""Smallest byte of a scale: below it, numbers would leave the normal range of float32."""
 NOT_FINITE = 255
-"""Scale of a row that is not finite: it is read back as NaN."""
+"""Byte of the scale of a row that is not finite, which is read back as NaN."""
 SHIFT = 8
-"""Exponent of the largest number, 448 = 1.75 * 2^8, which scales do not count."""
+"""Exponent of the largest number, 448 = 1.75 * 2^8. Scales do not contain it; reading divides by 2^8."""
 _BIAS, _MANTISSA = 127, 23
 _MOST_HALF = torch.finfo(torch.float16).max
 
@@ -52,7 +52,7 @@ activations, or in FP8."""
 def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the numbers [..., head_dim] and the scales [...] of rows x [..., head_dim], as bytes.
 
-    The largest size of a row becomes a number between 224 and 448, so nothing is saturated.
+    The largest absolute value of a row becomes a number between 224 and 448, so nothing is saturated.
     """
     wide = x.to(torch.float32)
     largest = wide.abs().amax(-1)

@@ -7,9 +7,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ScanInputs:
-    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t;  y_t = C_t h_t + D x_t (Dao and Gu 2024, section 2).
+    """Inputs of the Mamba2 recurrence (Dao and Gu 2024, section 2) for T rows, in the names of its equations.
 
-    dt_t = clamp(softplus(dt + dt_bias)). Rows may be strided. Head h reads group h // (H / G) of B and C.
+    h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t is a state, and y_t = C_t h_t + D x_t an output, where dt_t is
+    softplus(dt + dt_bias), clamped to `dt_limit`. Rows may be strided. Head h reads group h // (H / G) of B
+    and C.
     """
 
     x: torch.Tensor

@@ -61,7 +61,7 @@ class SlotPlan:
     ) -> "SlotPlan":
         """Plan `n` states: `slot_in` [n] (-1 = zero state), `slot_out` [n], `track` [n] (-1 = none).
 
-        The other arguments are the fields of the same names.
+        `noise` becomes the field `host_noise`; the other arguments are the fields of the same names.
         """
         return cls(device, np.array([slot_in, slot_out, track], np.int64), resident, noise, resident_noise)
 

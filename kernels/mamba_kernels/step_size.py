@@ -8,5 +8,5 @@ from mamba_kernels.elementwise import softplus
 def step_size(
     raw: torch.Tensor, bias: torch.Tensor, limit: tuple[float, float], kind: torch.dtype
 ) -> torch.Tensor:
-    """Compute clamp(softplus(raw + bias)) in the type `kind`; `raw` is [T, H] and `bias` is [H]."""
+    """Compute softplus(raw + bias), clamped to `limit`, in the type `kind`; `raw` is [T, H], `bias` [H]."""
     return softplus(raw.to(kind) + bias).clamp_(*limit)

@@ -17,6 +17,6 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def aligned(entries: int) -> int:
     """Round a number of 4-byte entries up so that the next part of a packed buffer is aligned to 16 bytes.
 
-    A kernel would be compiled a second time for a pointer that is not.
+    For a pointer that is not aligned, Triton would compile a kernel a second time.
     """
     return -(-entries // 4) * 4

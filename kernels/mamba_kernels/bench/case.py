@@ -22,7 +22,7 @@ class Case:
     size: int
     """Number of rows, tokens or slots that are measured."""
     checked: int
-    """Number that is compared with the reference in float64, which takes more memory and time."""
+    """Number, at most `size`, that is compared with the reference: float64 takes more memory and time."""
     inputs: Callable[[int], Inputs]
     """Function that builds the inputs of a size, always the same ones."""
     run: Callable[[Operators, Inputs], tuple[torch.Tensor, ...]]
@@ -30,9 +30,10 @@ class Case:
     least_bytes: int
     """Bytes that `size` rows, tokens or slots move at least."""
     flops: int = 0
-    """Floating point operations that they take at least; 0 = only bandwidth counts."""
+    """Floating point operations that `size` rows, tokens or slots take at least; 0 = only bandwidth
+    counts."""
     peer: Callable[[Inputs], Callable[[], object]] | None = None
-    """Function that returns the same work by another library. Raises ImportError if that is not installed."""
+    """Function that returns the same work by another library; it raises ImportError without that library."""
 
 
 def widen(value: Any) -> Any:

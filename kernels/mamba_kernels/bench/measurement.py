@@ -20,10 +20,10 @@ class WrongResult(Exception):
 def measure_case(
     case: Case, operators: Operators, machine: Machine, device: torch.device, *, peer: bool
 ) -> dict[str, Any]:
-    """Measure a case and return seconds and shares of the machine's limits as JSON.
+    """Check and measure a case; return its seconds and its shares of the machine's limits as JSON.
 
-    With `peer`, the seconds of the peer are added. For a kernel on a CPU, the seconds of torch are added,
-    too.
+    A case that fails the check has an `error` instead. With `peer`, the seconds of the case's peer are added,
+    and for a C++ kernel the seconds of torch, too.
     """
     report: dict[str, Any] = {"operator": case.operator, "shape": case.shape}
     try:
@@ -62,7 +62,7 @@ def compare(results: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...
         far = (ours.double() - theirs.double()).abs().max().item()
         largest = theirs.double().abs().max().item()
         if not far <= (TOLERANCE * largest if ours.is_floating_point() else 0):
-            raise WrongResult(f"result {number} is {far:.3g} from what it should be (largest {largest:.3g})")
+            raise WrongResult(f"result {number} is off by {far:.3g}; the largest number is {largest:.3g}")
 
 
 def _peers(case: Case, arguments: dict[str, Any], seconds: float, device: torch.device) -> dict[str, Any]:

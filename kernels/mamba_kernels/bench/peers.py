@@ -12,7 +12,7 @@ CHUNK = 256
 
 
 def ssd_prefill(inputs: ScanInputs, pieces: int) -> Callable[[], object]:
-    """Return the scan of `pieces` pieces of equal length as one batch. Raises ImportError."""
+    """Return a function that scans `pieces` pieces of equal length as one batch. Raises ImportError."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     def batch(tensor: torch.Tensor) -> torch.Tensor:
@@ -31,7 +31,7 @@ def ssd_prefill(inputs: ScanInputs, pieces: int) -> Callable[[], object]:
 
 
 def state_update(state: torch.Tensor, inputs: ScanInputs) -> Callable[[], object]:
-    """Return the update of state, [n, H, P, N], which is written. Raises ImportError."""
+    """Return a function that updates `state`, [n, H, P, N], by one token. Raises ImportError."""
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
     H, P, N = state.shape[1:]

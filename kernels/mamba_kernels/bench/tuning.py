@@ -15,7 +15,7 @@ from mamba_kernels.triton_support.launch_table import Launch, LaunchTrial
 WARPS = (1, 2, 4, 8)
 STAGES = (1, 2, 3, 4)
 MAX_TIME_RATIO = 0.97
-"""Largest ratio of an entry's time to the time of the default at which it is kept: smaller gains are
+"""Share of the best time so far below which a configuration's time makes it the new best: smaller gains are
 noise."""
 Entries = dict[tuple[str, str], dict[str, Any]]
 Clock = Callable[[Callable[[], object], torch.device], float]
@@ -42,7 +42,7 @@ def tune(case: Case, operators: Operators, device: torch.device, seconds: Clock 
                     compare(case.run(operators, case.inputs(case.size)), expected)
                     duration = _time(case, operators, device, seconds)
             except Exception as why:
-                log.info("%s %s cannot be launched as %s: %s", *key, candidate, why)
+                log.info("%s %s: the configuration %s is skipped: %s", *key, candidate, why)
                 continue
             if duration < MAX_TIME_RATIO * best:
                 best, winner = duration, candidate
@@ -58,7 +58,10 @@ def _time(case: Case, operators: Operators, device: torch.device, seconds: Clock
 
 
 def candidates(default: Launch) -> Iterator[dict[str, Any]]:
-    """Yield other numbers of warps and stages, with each block as it is, halved and doubled."""
+    """Yield configurations with other warps and stages, and with one size of the tile halved or doubled.
+
+    Stages vary only if the default has more than one.
+    """
     blocks = [dict(default.blocks)]
     for name, extent in default.blocks.items():
         blocks += [{**default.blocks, name: other} for other in (extent // 2, extent * 2) if other]

@@ -13,7 +13,7 @@ from mamba_kernels.precision import accumulator
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
 
 Finish = Callable[[torch.Tensor, slice], torch.Tensor]
-"""Function of sums [n, C], which it may overwrite, and of their rows in the batch: the result [n, C]."""
+"""Function of sums [n, C], which it may overwrite, and of their rows in the batch; returns results [n, C]."""
 BLOCK_ELEMENTS = 1 << 17
 """Elements that are processed at once: few enough that the K passes run in the cache."""
 
@@ -40,7 +40,10 @@ def convolve_pieces(
     plan: ChunkPlan,
     finish: Finish,
 ) -> torch.Tensor:
-    """Return finish(sums of `conv1d_prefill`), [T, C] in the type of x; write `window` like that function."""
+    """Return what `finish` makes of the sums of `conv1d_prefill`, [T, C] in the type of x.
+
+    `window` is written as by `conv1d_prefill`.
+    """
     K = weight.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     past = plan.slots.read(window).to(x.dtype)  # a copy: targets may be written before later pieces are read

@@ -48,8 +48,8 @@ def call(
 ) -> KernelCall:
     """Return the launch that writes `out`; `routes` are [3, n] int32 of a `SlotPlan`.
 
-    `gated`: x is [n, b | c | v] of 3 C, inputs are b * v, and c takes the place of the activation. Raises
-    WrongArgument.
+    With `gated`, a row of x has three parts of C columns, b | c | v: the inputs of the convolution are b * v,
+    and its result is multiplied by c instead of being activated. Raises WrongArgument.
     """
     check("x", x, (None, None))
     n, channels = len(x), channels_of(x, gated=gated)
@@ -95,7 +95,7 @@ def call(
 
 
 def channels_of(x: torch.Tensor, *, gated: bool) -> int:
-    """Return the number of channels of rows [n, C], or of rows of three parts. Raises WrongArgument."""
+    """Return the number of channels C of rows [n, C], or [n, 3 C] if `gated`. Raises WrongArgument."""
     width = x.shape[1]
     if not gated:
         return width
@@ -108,7 +108,8 @@ def channels_of(x: torch.Tensor, *, gated: bool) -> int:
 def load_inputs(pointers, mask, CHANNELS: tl.constexpr, GATED: tl.constexpr):
     """Load inputs of the convolution, rounded to the type of the rows.
 
-    `pointers` point to the first part of each row.
+    `pointers` point to the first part of each row. If GATED, an input is the product of the first and the
+    third part.
     """
     values = tl.load(pointers, mask=mask, other=0.0)
     if GATED:

@@ -84,7 +84,7 @@ def is_built(environment: Mapping[str, str] = os.environ) -> bool:
 def _target(environment: Mapping[str, str], flags: tuple[str, ...]) -> Path:
     """Return where the library is or would be. Raises CannotBuild where it cannot exist."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
-        raise CannotBuild(f"they do not exist for {platform.machine()} on {sys.platform}")
+        raise CannotBuild(f"the C++ kernels do not exist for {platform.machine()} on {sys.platform}")
     if flags == FLAGS and (shipped := _shipped_path()).is_file():
         return shipped
     compiler = find_compiler(environment)
@@ -96,7 +96,7 @@ def _target(environment: Mapping[str, str], flags: tuple[str, ...]) -> Path:
 
 
 def _no_place(why: Exception) -> CannotBuild:
-    return CannotBuild(f"they cannot be stored ({why}); set XDG_CACHE_HOME")
+    return CannotBuild(f"the C++ kernels cannot be stored ({why}); set XDG_CACHE_HOME")
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
@@ -159,9 +159,10 @@ def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
 
 @contextmanager
 def _process_groups() -> Iterator[list[subprocess.Popen[str]]]:
-    """Yield a list for processes that lead their groups; an exception or SIGTERM ends those that still run.
+    """Yield a list to which processes are added, each of them the leader of a process group.
 
-    SIGTERM raises SystemExit meanwhile, if this is the main thread and nothing else handles it.
+    An exception in the block ends the groups whose leaders still run. So does SIGTERM, which raises
+    SystemExit in the block if this is the main thread and nothing else handles the signal.
     """
     running: list[subprocess.Popen[str]] = []
     handles_end = (
@@ -196,7 +197,10 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    """Build, and print the path of the library, or why there is none; that is exit code 1 with `--ship`."""
+    """Build the library, and print its path or why it cannot be built.
+
+    Return the exit code: 1 if the library cannot be built and `--ship` asks for it, otherwise 0.
+    """
     into_package = sys.argv[1:] == ["--ship"]
     try:
         sys.stdout.write(f"{ship() if into_package else ensure_built()}\n")

@@ -47,8 +47,9 @@ class GatedDeltaCalls:
     o is the result of the rule of `DeltaInputs` for the convolved rows. `projected` is [n, q G*K | k G*K | v
     H*V | z H*V | b H | a H or H*K], float32 or bfloat16, rows may be strided; `window` is [slabs, taps-1, C]
     in their type; `state` is [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (rounded
-    stochastically). Both are dense except for the slabs, and are read and written at the plan's slots. `out`
-    is [n, H*V] in the type of the rows, dense, written. Any other argument raises WrongArgument.
+    stochastically). `window` and `state` are dense except for the slabs, and are read and written at the
+    plan's slots. `out` is [n, H*V] in the type of the rows, dense, written. Any other argument raises
+    WrongArgument.
     """
 
     def __init__(
@@ -125,8 +126,9 @@ class GatedDeltaCalls:
     ) -> None:
         """Compute one token for each of the plan's sequences, none of them padding. Raises WrongArgument.
 
-        The class describes the tensors. `lanes` says which inputs of `ring`, [lanes, inputs, `delta_width`]
-        in the type of the rows and dense, states lack, and which states are written; without both, all are.
+        The class describes the tensors. `ring` is [lanes, inputs, `delta_width`], dense, in the type of the
+        rows. `lanes` says which of its inputs the states lack, and which rows write their states. Without
+        `lanes` and `ring`, no state lacks inputs and all rows write.
         """
         self._check(projected, window, state, out, plan.routes.shape[1])
         call = DeltaDecode(mixer=self._address, out=out.data_ptr())

@@ -20,7 +20,7 @@ from mamba_kernels.ssd_prefill.plan import ChunkPlan
 
 
 class GatedDelta:
-    """The calls of one library, with the arguments of the reference.
+    """Computes the gated delta rule by the C++ kernels, with the arguments of the reference.
 
     `state` is [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (rounded stochastically), K
     dense, read and written at the plan's slots; `inputs` are float32 or bfloat16, all of one type except A

@@ -52,9 +52,9 @@ class MambaDecoder:
         `projected` is [n, gate H*P | x H*P | B G*N | C G*N | dt H], rows may be strided; `window` is [slabs,
         K-1, C] in the type of the rows; `state` is [slabs, H, P, N] float32 or float16; both are dense except
         for the slabs and written at the plan's slots (float16 by stochastic rounding); `out` is [n, H*P],
-        dense, written. `lanes` says which inputs of `ring`, [lanes, inputs, `scan_width`] in the type of the
-        rows and dense, states lack, and which states are written; without both, all are. Raises
-        WrongArgument.
+        dense, written. `ring` is [lanes, inputs, `scan_width`], dense, in the type of the rows. `lanes` says
+        which of its inputs the states lack, and which rows write their states. Without `lanes` and `ring`,
+        no state lacks inputs and all rows write. Raises WrongArgument.
         """
         call = self._call
         self._mixer.check(projected, window, state, out, plan.routes.shape[1])

@@ -1,4 +1,4 @@
-"""The product y = activation(x W^T + b), with weights in the order in which it reads them."""
+"""The product y = activation(x W^T + b), with weights packed in the order in which the kernels read them."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 ACTIVATIONS = {"": IDENTITY, "relu": RELU, "relu2": RELU_SQUARED, "silu": SILU, "swish": SILU}
 """Activations applied to a product before it is rounded, by their names in Hugging Face configurations."""
 PAIR = {torch.float32: 1, torch.bfloat16: 2}
-"""Inputs of one output that lie side by side: 32 bits."""
+"""Number of inputs of one output that lie side by side in 32 bits."""
 _BLOCK_WEIGHTS = 1 << 20
 """Number of weights packed at once."""
 
@@ -51,7 +51,7 @@ class PackedMatrix(Protocol):
     panels: torch.Tensor
     """The packed numbers: panels of PANEL outputs side by side."""
     order: torch.Tensor | None
-    """[inputs] int32: the place in a row of each input of the matrix; None = the row's order."""
+    """Place in a row of x of each input of the matrix, [inputs] int32; None = the same order."""
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor: ...
 

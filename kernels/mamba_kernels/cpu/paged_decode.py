@@ -30,7 +30,7 @@ class PagedDecoder:
     def place(self, call: PagedDecode, kv: Pages) -> None:
         """Write the shape of this layer, and the addresses of its keys and values, into `call`.
 
-        Of pages of FP8, the caller sets the type of the rows.
+        If the pages are FP8, the caller sets the type of the rows, `call.kind`.
         """
         for name, value in self._shape.items():
             setattr(call, name, value)
@@ -79,7 +79,10 @@ def check_pages(kv: Pages, kv_heads: int, head_dim: int) -> None:
 
 
 def set_pages(call: PagedDecode | PagedExtend | KvWrite, kv: Pages) -> None:
-    """Write the addresses of the keys and values in `kv` into `call`, and the type of pages that name one."""
+    """Write the page size, and the addresses and strides of keys, values and scales, into `call`.
+
+    `call.kind` becomes the type of the pages, unless that is FP8: then the caller sets the type of the rows.
+    """
     call.page_size = kv.shape[2]
     if isinstance(kv, torch.Tensor):
         call.kind, numbers = KINDS[kv.dtype], kv

@@ -19,9 +19,10 @@ class RowNorm:
     def __init__(
         self, library: Library, weight: torch.Tensor, eps: float, dtype: torch.dtype | None = None
     ) -> None:
-        """Prepare the call. `dtype` is the type of y and `added`, by default the type of `weight`.
+        """Prepare the call.
 
-        With `dtype` bfloat16, `weight` may be float32.
+        `dtype` is the type of y and `added`, by default the type of `weight`. With `dtype` bfloat16, `weight`
+        may be float32.
         """
         self._run = library.rms_norm
         self._weight, self.dtype = weight, dtype or weight.dtype

@@ -1,6 +1,6 @@
 """Operations on independent rows in one call each.
 
-They are the largest number, the sigmoid gate, rounding into pages of FP8, and changes by adapters.
+They are the largest number, the sigmoid gate, writes of keys and values, and changes by adapters.
 """
 
 import ctypes
@@ -159,7 +159,7 @@ class AdapterRows:
         check("out", out, (len(x), self._changes.outputs), dtypes=(first.dtype,), device=CPU, dense_from=0)
         if len(places) > len(x) or (len(places) and places.max() >= len(first)):
             raise WrongArgument(
-                f"places has {len(places)} rows up to {places.max()}; there are {len(x)} rows of x and "
+                f"places has {len(places)} entries up to {places.max()}; x has {len(x)} rows, and there are "
                 f"{len(first)} places"
             )
         # Addresses do not keep objects alive.

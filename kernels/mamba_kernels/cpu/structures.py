@@ -13,7 +13,10 @@ SHORT_CONV_BLOCK = 6
 
 
 class LinearLayer(Structure):
-    """A packed matrix with its bias, shape and activation; `rest` leads to the next of a joined matrix."""
+    """A packed matrix with its bias, shape and activation.
+
+    If it is a part of a `JoinedMatrix`, `rest` points to the next part.
+    """
 
     _fields_ = (
         ("packed", c_void_p),
@@ -93,7 +96,10 @@ _MIXER_CALL = (
 
 
 class StateRing(Structure):
-    """The ring of one layer, and what the rows of a step do with its lanes; nothing without lanes."""
+    """The ring of one layer, and what the rows of a step do with its lanes.
+
+    If `lane` is null, no state lacks inputs, and all rows write their states.
+    """
 
     _fields_ = (
         ("inputs", c_void_p),

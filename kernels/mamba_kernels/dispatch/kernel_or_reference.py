@@ -58,7 +58,7 @@ class KernelOrReference(Generic[Arguments, Result]):
         self._same_plans = same_plans
         self._warned = False
         self.left_out = ""
-        """Reason why the reference computes all calls, one of those above; empty = the kernel computes."""
+        """Reason why the reference computes all calls, ASKED or FAILED; empty = the kernel computes."""
         self.on_trial = False
         """Whether a kernel that fails is left out; otherwise its error is raised from the step."""
 

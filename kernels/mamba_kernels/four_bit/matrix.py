@@ -56,7 +56,7 @@ class FourBitMatrix:
     factors: torch.Tensor | None = None
     """[..., outputs] float32, by which products are multiplied; None = 1."""
     order: torch.Tensor | None = None
-    """[..., inputs] int32: the place in a row of each input of the matrix; None = they are in order."""
+    """[..., inputs] int32: the place in a row of x of each input of the matrix; None = the same order."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ class FourBitMatrix:
         return replace(self, factors=factors.contiguous() if self.factors is None else factors * self.factors)
 
     def alike(self, other: "FourBitMatrix") -> bool:
-        """Return whether both matrices have equal inputs, in groups of one kind."""
+        """Return whether both have one code, the same tensors, and equally many groups of one size."""
         own, others = self.tensors(), other.tensors()
         same_scales = self.scales.shape[-1] == other.scales.shape[-1] and self.group == other.group
         return self.code is other.code and own.keys() == others.keys() and same_scales
@@ -223,7 +223,7 @@ def _concatenation(parts: Sequence[FourBitMatrix]) -> FourBitMatrix:
 
 
 def stack(experts: Sequence[FourBitMatrix]) -> FourBitMatrix | None:
-    """Return the matrices of experts as one; None = they have codes or groups of different kinds."""
+    """Return the matrices of experts as one; None = their codes, groups or shapes differ."""
     first, tensors = experts[0], [expert.tensors() for expert in experts]
     if any(not first.alike(expert) or first.shape != expert.shape for expert in experts):
         return None

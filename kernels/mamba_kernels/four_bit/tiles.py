@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Weights of four bits become tiles of ordinary numbers in registers, and are multiplied there.
+"""Code of Triton kernels that makes ordinary numbers of weights of four bits, in registers, and multiplies.
 
 `triton` and the mixture of experts call `accumulate` in their kernels. A byte holds one input of the first
 half of a run and one of the second, so both halves are products of their own and no number changes places.
@@ -12,9 +12,9 @@ import triton.language as tl
 from mamba_kernels.four_bit.matrix import RUN, Code
 
 FORM = {Code.INTEGER: 1, Code.INTEGER_ZEROS: 2, Code.NVFP4: 3, Code.MXFP4: 4}
-"""Numbers of the codes inside kernels."""
+"""Value of the constant FORM of kernels for each code of a matrix."""
 PLAIN = 0
-"""Number of ordinary weights there."""
+"""Value of FORM for ordinary weights, in kernels that multiply by either."""
 _ZEROS, _NVFP4, _MXFP4 = tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
 _RUN, _HALF = tl.constexpr(RUN), tl.constexpr(RUN // 2)
 
@@ -88,7 +88,7 @@ def _tiles(
 def _inputs(x, row, valid, order, k, inside, DOT: tl.constexpr):
     """Return the inputs `k` of rows that begin at `row`: [inputs, rows].
 
-    `order` is the place in a row of each input; None = they are in order.
+    `order` holds the place in a row of x of each input of the matrix; None = the same order.
     """
     place = k
     if order is not None:
@@ -105,8 +105,8 @@ def accumulate(
 ):  # fmt: skip
     """Multiply the outputs `feature` of a matrix by rows of x, over the runs first..last: [BLOCK_N, BLOCK_M].
 
-    If GATED, the second result is the product with the outputs `second_feature`. Numbers of outputs are
-    int64, and count the outputs of all experts before.
+    If GATED, the second result is the product with the outputs `second_feature`. Both name outputs by int64
+    numbers that count the outputs of all experts before.
     """
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)

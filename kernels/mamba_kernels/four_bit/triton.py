@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The product with a matrix of four bits on a GPU, without a host sync; see README.md.
 
-A decode has so few programs that they leave processors idle: the inputs are split among programs then, whose
-sums a second launch adds in their order. The form of a launch follows from shapes alone.
+A decode has too few tiles to occupy all processors. Its inputs are therefore split among several programs,
+and a second launch adds their sums in a fixed order. The form of a launch follows from shapes alone.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ from mamba_kernels.triton_support import (
 )
 
 TILE_ROWS = ((1, 16), (17, 64), (257, 128))
-"""Least number of rows for each number of rows of a tile."""
+"""Least number of rows of a product, and number of rows of its tiles, in ascending order."""
 SPLIT_ROWS = 16
-"""Rows of a tile whose inputs may be split."""
+"""Number of rows of those tiles whose inputs may be split among programs."""
 MOST_SPLITS = 8
 LEAST_SPLIT_RUNS = 16
 """Least number of runs of a split: each ends with a tile that is written and read again."""
@@ -43,7 +43,7 @@ def rows_of_a_tile(rows: int) -> int:
 
 
 def row_counts_of_tiles(most: int) -> list[int]:
-    """Return the smallest number of rows, up to `most`, for each form of the compiled kernel."""
+    """Return for each compiled form of the kernel its smallest number of rows, if at most `most`."""
     return [least for least, _ in TILE_ROWS if least <= most]
 
 

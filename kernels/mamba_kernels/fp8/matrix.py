@@ -90,7 +90,7 @@ class Fp8Matrix:
 
 
 def joined(parts: Sequence[Fp8Matrix]) -> Fp8Matrix:
-    """Join matrices with equally many scales of an output by their rows."""
+    """Join the outputs of matrices, whose outputs must have equally many scales."""
     if len(parts) == 1:
         return parts[0]
     numbers = torch.cat([part.numbers.view(torch.uint8) for part in parts]).view(KIND)
@@ -98,18 +98,18 @@ def joined(parts: Sequence[Fp8Matrix]) -> Fp8Matrix:
 
 
 def stacked(matrices: Sequence[Fp8Matrix]) -> Fp8Matrix:
-    """Return one matrix of each expert, [E, outputs, inputs]."""
+    """Return the matrices of all experts as one, [E, outputs, inputs]."""
     numbers = torch.stack([each.numbers.view(torch.uint8) for each in matrices]).view(KIND)
     return Fp8Matrix(numbers, torch.stack([each.scales for each in matrices]))
 
 
 def of_inputs(scales: torch.Tensor, inputs: int) -> torch.Tensor:
-    """Return the scale of each input, [..., inputs or 1], from the scales of groups, [..., groups]."""
+    """Repeat scales of groups, [..., groups], for each input: [..., inputs], or [..., 1] for one group."""
     return scales if scales.shape[-1] == 1 else scales.repeat_interleave(GROUP, -1)[..., :inputs]
 
 
 def quantized(x: torch.Tensor, groups: int) -> Fp8Rows:
-    """Round rows [T, inputs] to FP8 with scales [T, groups], by which the largest number of each is 448."""
+    """Round rows [T, inputs] to FP8, with scales [T, groups] that make the largest number of a group 448."""
     wide = x.to(torch.float32)
     if groups == 1:
         scales = wide.abs().amax(-1, keepdim=True) / LARGEST

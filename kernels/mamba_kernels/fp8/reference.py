@@ -66,7 +66,7 @@ def fp8_product(
 def _of_groups(
     left: torch.Tensor, left_scales: torch.Tensor, right: torch.Tensor, right_scales: torch.Tensor
 ) -> torch.Tensor:
-    """Return the product of which each group of inputs has scales of its own."""
+    """Return left right^T in float32, with a scale for each group of inputs of a row of either matrix."""
     total = left.new_zeros(len(left), len(right))
     for group in range(right_scales.shape[1]):
         inputs = slice(group * GROUP, (group + 1) * GROUP)

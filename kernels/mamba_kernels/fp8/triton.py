@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """FP8 on a GPU: one kernel norms rows and rounds them to FP8, another one multiplies; see README.md.
 
-Where torch has a product of FP8 with a scale for each row and each output, it multiplies instead of the
-kernel, whose tiles are for scales of groups, and for types and sizes that torch does not take.
+Where each row and each output has a single scale, torch multiplies if it can. The kernel multiplies where
+groups of inputs have scales, and where torch does not take the types or sizes.
 """
 
 from typing import Any
@@ -133,9 +133,9 @@ def fp8_norm(
     dtype: torch.dtype,
     groups: int,
 ) -> tuple[torch.Tensor, Fp8Rows]:
-    """Compute the RMSNorm of x [T, d], or of x + added, which x becomes; return it and its FP8 rows.
+    """Return the RMSNorm of x [T, d], of type `dtype`, and the same rows rounded to FP8.
 
-    Raises WrongArgument.
+    x becomes x + added first, if there is `added`. Raises WrongArgument.
     """
     rows = _empty(x, groups)
     normed = torch.empty(x.shape, dtype=dtype, device=x.device)

@@ -10,8 +10,9 @@ LEAST_SQUARE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """S_t = g_t S_{t-1} + beta_t (v_t - g_t S_{t-1} k_t) k_t^T;  o_t = S_t q_t (Yang et al. 2024).
+    """Inputs of the gated delta rule (Yang et al. 2024) for T rows, in the names of its equations.
 
+    S_t = g_t S_{t-1} + beta_t (v_t - g_t S_{t-1} k_t) k_t^T is a state, and o_t = S_t q_t an output.
     g_t = exp(A softplus(a_t + dt_bias)), beta_t = beta_scale sigmoid(b_t); queries and keys have
     length 1, and queries are divided by sqrt(K). Rows may be strided. Value head h reads key head
     h // (H / G).

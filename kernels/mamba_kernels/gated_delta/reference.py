@@ -18,8 +18,8 @@ from mamba_kernels.stochastic_rounding import round_to_float16_
 CHUNK = 64
 """Largest number of tokens that are solved for together."""
 CHANNEL_CHUNK = 16
-"""Largest number of tokens that are solved for together if each channel has a decay, of which pairs of tokens
-then have one for each channel."""
+"""Largest number of tokens that are solved for together if each channel has a decay: each pair of tokens then
+takes as much memory as a key."""
 GATHER_ELEMENTS = 1 << 23
 """Bound on the elements of states that a decode gathers at once; one state may exceed it."""
 STARTED_STATES, STARTED_CHUNKS = 1 << 24, 32
@@ -96,8 +96,8 @@ def _update_rows(state: torch.Tensor, rows: _Rows, plan: SlotPlan) -> torch.Tens
 def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
     """Compute the pieces of the plan, and store checkpoints and final states in their slots.
 
-    Each piece starts from its source slot. `state` is [slabs, H, V, K], any strides; `out` is [T, H, V],
-    written; T = plan.tokens. All sources are read before any slot is written.
+    Each piece starts from its source slot, which may be its target, but not the target of another piece.
+    `state` is [slabs, H, V, K], any strides; `out` is [T, H, V], written; T = plan.tokens.
     """
     rows = _Rows.of(inputs)
     chunks_at_once = max(1, min(STARTED_CHUNKS, STARTED_STATES // state[0].numel()))
@@ -106,7 +106,7 @@ def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPla
 
 
 def _prefill_pieces(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torch.Tensor) -> None:
-    """Compute all pieces of `plan`; their sources are read together."""
+    """Compute all pieces of `plan`; read all their sources before any slot is written."""
     states = plan.slots.read(state).to(rows.v.dtype)
     for piece in range(len(plan.piece_start) - 1):
         start, end = plan.piece_start[piece], plan.piece_start[piece + 1]

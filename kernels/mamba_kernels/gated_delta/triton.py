@@ -140,7 +140,7 @@ def check_rows(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> t
 
 @triton.jit
 def with_token(s, key, value, a, b, rate, dt_bias, least, beta_scale, BY_CHANNEL: tl.constexpr):
-    """Return a state [BLOCK_V, BLOCK_K] with one token more.
+    """Return the state `s`, [BLOCK_V, BLOCK_K], after one more token.
 
     `key` [BLOCK_K], `value` [BLOCK_V], `a` and `b` are of the input's type; `a` and `dt_bias` are scalars, or
     [BLOCK_K] if each channel of a key has a decay. `rate` is the head's rate of the decay, `least` the number
@@ -213,7 +213,10 @@ def _update(
 
 @triton.jit
 def _inverse(system, BLOCK: tl.constexpr):
-    """Compute the inverse of I + `system`, strictly lower triangular, row by row, without cancellation."""
+    """Compute the inverse of I + `system` row by row, without cancellation.
+
+    `system` is strictly lower triangular.
+    """
     i = tl.arange(0, BLOCK)
     out = -system
     for row in tl.static_range(1, BLOCK):

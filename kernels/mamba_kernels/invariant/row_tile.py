@@ -16,7 +16,7 @@ SAMPLES = 4096
 
 @cache
 def sound_row_tile(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the largest tile in which every place gives the same bits.
+    """Return the largest number of rows of a product in which a row has the same bits at every place.
 
     The product is x [tile, inputs] -> [tile, outputs]. BLAS libraries choose their inner loops by shape, and
     some treat the last rows of a block differently. Whether this one does is measured on this machine rather

@@ -10,9 +10,9 @@ def kv_write(
 ) -> None:
     """Store row t of key and value in kv[page[t], 0 | 1, offset[t]].
 
-    `kv` is [pages, 2, page_size, kv_heads, head_dim], any strides, written in place, and pages of FP8 take
-    rows rounded; `key` and `value` are
-    [T, kv_heads, head_dim]; `page` and `offset` are [T] int32 or int64. Padding rows have page 0.
+    `kv` is [pages, 2, page_size, kv_heads, head_dim], any strides, written in place; if it is FP8, rows are
+    rounded. `key` and `value` are [T, kv_heads, head_dim]; `page` and `offset` are [T] int32 or int64.
+    Padding rows have page 0.
     """
     store_rows(kv, 0, key, page, offset)
     store_rows(kv, 1, value, page, offset)

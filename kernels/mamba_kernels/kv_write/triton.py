@@ -75,9 +75,9 @@ def kv_write(
 ) -> None:
     """Store row t of key and value in kv[page[t], 0 | 1, offset[t]].
 
-    `kv` is [pages, 2, page_size, kv_heads, head_dim], written in place, and pages of FP8 take rows rounded;
-    `key` and `value` are [T, kv_heads, head_dim]; of all three head_dim is dense. `page` and `offset` are [T]
-    int32 or int64; padding rows have page 0. Raises UnsupportedArgument.
+    `kv` is [pages, 2, page_size, kv_heads, head_dim], written in place; if it is FP8, rows are rounded. `key`
+    and `value` are [T, kv_heads, head_dim]; head_dim of all three is dense. `page` and `offset` are [T] int32
+    or int64; padding rows have page 0. Raises WrongArgument.
     """
     write_call(kv, key, value, page, offset).run()
 

@@ -49,9 +49,9 @@ class ExpertBlocks:
 
 
 def rows_of_a_block(pairs: int, experts: int) -> int:
-    """Return the average number of pairs per expert, within bounds, as rows of a block.
+    """Return the number of pairs of a block: the average per expert as a power of two, within bounds.
 
-    The number follows from shapes, so the grid can be captured.
+    The number follows from shapes alone, so a graph can capture the grid.
     """
     return block_of(ceil_div(pairs, experts), least=LEAST_ROWS, most=MOST_ROWS)
 
@@ -62,7 +62,7 @@ def counted_apart(pairs: int, experts: int) -> bool:
 
 
 def row_counts_of_forms(most: int, k: int, experts: int, *, shared: bool) -> list[int]:
-    """Return the smallest number of rows, up to `most`, for each form of a mixture's compiled kernels.
+    """Return for each compiled form of a mixture's kernels its smallest number of rows, if at most `most`.
 
     A row has `k` of the `experts` experts. `shared` says whether there is a shared expert, too.
     """

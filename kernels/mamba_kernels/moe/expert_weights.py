@@ -49,7 +49,7 @@ def joined(parts: Sequence[ExpertWeights]) -> FourBitMatrix | Fp8Matrix | None:
 
 
 def stacked(experts: Sequence[ExpertWeights]) -> FourBitMatrix | Fp8Matrix | None:
-    """Return the matrices of all experts as one; None as of `joined`."""
+    """Return the matrices of all experts as one; None = their forms differ, or their weights are ordinary."""
     codes = [expert for expert in experts if isinstance(expert, FourBitMatrix)]
     if len(codes) == len(experts):
         return four_bit.stack(codes)

@@ -124,9 +124,10 @@ class _Pages:
 
 
 def _decode_groups(context_len: IntArray, pages_of: _Pages) -> list[DecodeGroup]:
-    """Group decodes by padded length, which depends on the context alone and costs at most a quarter.
+    """Group decodes by the padded length of their contexts.
 
-    The result of a row therefore does not depend on the batch.
+    The length depends on the context alone, so a row's result does not depend on the batch. Padding is less
+    than a quarter of a context above 16 positions.
     """
     lengths = np.array([padded_length(int(length)) for length in context_len])
     groups = []

@@ -52,7 +52,10 @@ def _gather(
 
 
 def _decode(query: torch.Tensor, kv: Pages, scale: float, group: DecodeGroup, members: slice) -> torch.Tensor:
-    """Attend for decodes: [g, heads, head_dim]. Query heads of one KV head are its query positions."""
+    """Return the attention of decodes, [g, heads, head_dim].
+
+    The query heads of a KV head are passed to torch as query positions of one head.
+    """
     g, heads, width = query.shape
     # [g, L, kv_heads, width]
     key, value = _gather(kv, group.pages[members], group.offsets[members], query.dtype)

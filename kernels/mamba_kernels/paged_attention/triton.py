@@ -81,8 +81,8 @@ def _attend(
 ):  # fmt: skip
     """Attend with query rows r = (query r // GROUP, head r % GROUP) to positions begin..end.
 
-    Return sums in parts of PART columns, maxima, and weights. The first query is row `first_row` at position
-    `first_position`.
+    Return the weighted sums of values in parts of PART columns, and for each row r its largest score and the
+    sum of its weights. The first query is row `first_row` at position `first_position`.
     """
     parts: tl.constexpr = (WIDTH + PART - 1) // PART
     r = tl.arange(0, BLOCK_M)
@@ -414,8 +414,8 @@ def _decode_default(width: int, kind: torch.dtype) -> Launch:
 def _extend_default(width: int, kind: torch.dtype, is_fp8: bool, together: bool) -> Launch:
     """Return the default tiles of a piece.
 
-    `is_fp8` says whether pages are, whose numbers take registers while they are widened, and `together`
-    whether warps multiply in groups.
+    `is_fp8` says whether the pages are FP8, whose numbers take registers while they are widened; `together`
+    is the result of `warp_groups`.
     """
     padded = block_of(width, least=16)
     if padded > WIDE_HEAD:
@@ -430,7 +430,7 @@ def _extend_default(width: int, kind: torch.dtype, is_fp8: bool, together: bool)
 
 
 def _shape(group: int, width: int, kind: torch.dtype, constants: dict[str, Any]) -> str:
-    """Return the name of such a shape in the table of launches."""
+    """Return the name, in the table of launches, of `group` query heads of `width` for each KV head."""
     return f"{group}x{width} {'fp8, ' if constants['FP8'] else ''}{kind}"
 
 

@@ -90,7 +90,7 @@ def call(
 
 @triton.jit
 def row_of_stream(x, x_place, added, added_place, inside):
-    """Return a row of x in float32, after `added` is added to it there, if there is any."""
+    """Return a row of x in float32; if there is `added`, add it to the row in memory first."""
     value = tl.load(x + x_place, mask=inside, other=0.0).to(tl.float32)
     if added is not None:
         value += tl.load(added + added_place, mask=inside, other=0.0).to(tl.float32)

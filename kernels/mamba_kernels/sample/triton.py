@@ -111,7 +111,7 @@ def draw_kernel(
 
 @triton.jit
 def _pivot_order(pivot: tl.constexpr):
-    """Return the order of a distance from 1 to 13.5, each three tenths farther than the one before."""
+    """Return the order of the distance 2^(0.375 `pivot`): from 1 to 13.5, each 1.3 times the one before."""
     return order_of(tl.exp2(tl.full([], 0.375 * pivot, tl.float32)))
 
 

@@ -15,7 +15,7 @@ def slot_copy(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) 
     """Copy source[routes[0]] to target[routes[1]], which is written; -1 on either side = no copy.
 
     `source` and `target` are [slabs, bytes] uint8, rows may be strided; `routes` are [2, k] int64. Raises
-    UnsupportedArgument.
+    WrongArgument.
     """
     call(source, target, routes).run()
 

@@ -116,8 +116,9 @@ class ChunkPlan:
         )
 
     def integers(self, segments: Iterable[int] = ()) -> dict[str, HostIntegers]:
-        """Return the arrays that kernels read by name, to be sent with others and passed to `with_resident`.
+        """Return by name the arrays that kernels read.
 
+        The caller sends them to the device with others, and passes the tensors to `with_resident`.
         `segments` are the arguments with which the method `segments` will be called.
         """
         arrays = {**self.host_chunks, "routes": self.slots.host}

@@ -136,9 +136,10 @@ def _between_chunks(
 ) -> None:
     """Carry states from chunk to chunk in rank order, and add their part to `outputs`.
 
-    `ends` [n, G, H/G*P, N] becomes the end state of each chunk. `whole` [n, H]: decay over each chunk. All
-    sources are read before any slot is written: a piece's target must not be another piece's source in the
-    same step, but a piece's own source and target may be the same slot.
+    `ends` [n, G, H/G*P, N] is what each chunk adds to the state, and becomes the state at its end.
+    `chunk_decay` [n, H] is the decay over each chunk. All sources of `plan` are read before any slot is
+    written, so a piece's source may be its target. A source must not be the target of another piece of the
+    step, since `ssd_prefill` may scan the pieces of a step in several parts.
     """
     n, G, _, N = ends.shape
     H, P = outputs[0].shape[2:]

@@ -65,7 +65,7 @@ class Segments:
     segment_chunk: torch.Tensor
     """[q + 1] first chunk of each segment"""
     routes: torch.Tensor
-    """[2, q] place of the segment's first state, which is its number; target slot if it is the piece's last
-    segment, otherwise -1"""
+    """[2, q] number of each segment, at which its first state lies among those of all segments; target slot
+    of the piece that ends with the segment, -1 if none does"""
     piece_segment: torch.Tensor
     """[m + 1] first segment of each piece"""

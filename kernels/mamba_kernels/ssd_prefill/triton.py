@@ -138,7 +138,7 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
 def _default(P: int, width: int, rows: torch.dtype) -> Launch:
     """Return the largest tiles with which state and products stay in registers on every supported GPU.
 
-    The loads of the next tile are in flight meanwhile.
+    While a tile is multiplied, the loads of the next one are in flight.
     """
     if rows == torch.float32:
         # A float32 operand takes the registers of two while it is multiplied.

@@ -59,5 +59,5 @@ def _write(state: torch.Tensor, states: torch.Tensor, plan: SlotPlan, some: Host
 
 
 def _in_place(rows: HostIntegers, device: torch.device) -> SlotPlan:
-    """Plan the copies of some rows, which are updated where they are."""
+    """Return a plan by which the copies of some rows are updated in place."""
     return SlotPlan(device, np.array([rows, rows, np.full_like(rows, -1)], np.int64))

@@ -22,7 +22,7 @@ class KernelCall:
 
     @property
     def options(self) -> dict[str, int | bool]:
-        """Compiler options. Products and sums may fuse; that is explicit since Triton's default changes."""
+        """Compiler options. Products and sums may fuse: said explicitly, since Triton's default changes."""
         return {
             "num_warps": self.launch.num_warps,
             "num_stages": self.launch.num_stages,

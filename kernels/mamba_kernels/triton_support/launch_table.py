@@ -30,7 +30,7 @@ class Launch:
 def launch_for(kernel: str, device: torch.device, shape: str, default: Launch) -> Launch:
     """Return how to launch `kernel` on `device` for `shape`, the name of a group of similar shapes.
 
-    `default` gives what the table does not.
+    Values that the table lacks come from `default`.
     """
     if _trial is not None:
         _trial.defaults[kernel, shape] = default

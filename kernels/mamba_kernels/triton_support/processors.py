@@ -10,7 +10,7 @@ ASSUMED_PROCESSORS = 64
 
 @cache
 def processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a CUDA device."""
+    """Return the number of multiprocessors of a CUDA device; of another device, ASSUMED_PROCESSORS."""
     if device.type != "cuda":
         return ASSUMED_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

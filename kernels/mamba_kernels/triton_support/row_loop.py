@@ -8,5 +8,8 @@ short."""
 
 
 def rows_of_a_program(rows: int, parts: int = 1) -> int:
-    """Return the rows of a program for `rows` rows, each of `parts` programs: one where there are few."""
+    """Return how many of `rows` rows a program takes if each row has `parts` parts, one per program.
+
+    Where rows are few, a program takes one, so that more programs run at once.
+    """
     return max(1, min(MOST_ROWS, rows * parts // PROGRAMS))

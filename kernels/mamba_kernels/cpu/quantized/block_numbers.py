@@ -1,7 +1,8 @@
 """`BlockNumbers`: a matrix that was quantized before it was loaded, as numbers with scales of groups.
 
-The checkpoint reader makes them, and layers join and select their rows. `pack_numbers` packs them for the C++
-kernels without changing one of the numbers; where no kernel computes with them they become ordinary weights.
+The checkpoint reader makes such matrices, and layers join and select their rows. `pack_numbers` packs them
+for the C++ kernels without changing one of the numbers; where no kernel computes with a matrix, `plain` makes
+ordinary weights of it.
 """
 
 from collections.abc import Sequence
@@ -30,16 +31,16 @@ class BlockNumbers:
     dtype: torch.dtype
     """Type of the product's inputs and results."""
     zeros: torch.Tensor | None = None
-    """[outputs, groups] uint8 in 0..16; None = zero stands for itself."""
+    """Number that stands for zero in each group, [outputs, groups] uint8 in 0..16; None = 0 in all groups."""
     order: torch.Tensor | None = None
-    """[inputs] int32: the place in a row of each input of the matrix; None = they are in the row's order."""
+    """Place in a row of x of each input of the matrix, [inputs] int32; None = the same order."""
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.numbers.shape[0], self.numbers.shape[1]
 
     def of_blocks(self, values: torch.Tensor) -> torch.Tensor:
-        """Return values of groups [outputs, groups] for each block: [outputs, blocks]."""
+        """Repeat a value of each group, [outputs, groups], for each block of the group: [outputs, blocks]."""
         blocks = -(-self.shape[1] // BLOCK)
         if values.shape[1] == 1:
             return values.expand(-1, blocks)
@@ -76,7 +77,10 @@ class BlockNumbers:
         return whole
 
     def of_inputs(self, values: torch.Tensor) -> torch.Tensor:
-        """Return values of groups [outputs, groups] for each input, or [outputs, 1] if there is one group."""
+        """Repeat a value of each group, [outputs, groups], for each input of the group: [outputs, inputs].
+
+        Values of a single group are returned as they are, [outputs, 1].
+        """
         if values.shape[1] == 1:
             return values
         return values.repeat_interleave(self.group, 1)[:, : self.shape[1]]

@@ -33,11 +33,11 @@ class BlockWeight(ABC):
     panels: torch.Tensor
     """[panels, blocks, scales and numbers], sixteen outputs side by side."""
     order: torch.Tensor | None = None
-    """[inputs] int32: the place in a row of each input of the matrix; None = they are in the row's order."""
+    """Place in a row of x of each input of the matrix, [inputs] int32; None = the same order."""
 
     @classmethod
     def of_numbers(cls, stored: BlockNumbers) -> Self:
-        """Pack numbers that are quantized already; they must have the range of the form."""
+        """Pack numbers that are quantized already, and that lie in the range of this class."""
         weight = cls.__new__(cls)
         weight.fill(stored)
         return weight
@@ -76,7 +76,10 @@ class BlockWeight(ABC):
 
     @abstractmethod
     def _numbers_of(self, blocks: torch.Tensor, members: torch.Tensor, lane: torch.Tensor) -> torch.Tensor:
-        """Return the numbers [n, blocks, BLOCK] of n outputs: of panel `members[i]`, the output `lane[i]`."""
+        """Return the numbers [n, blocks, BLOCK] of n outputs.
+
+        Output i is lane `lane[i]` of the panel `blocks[members[i]]`.
+        """
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the rows `outputs` [n] of the quantized matrix, [n, inputs]."""

@@ -1,6 +1,7 @@
 """A matrix as numbers of four bits with one float16 scale for 32 inputs of an output: 4.5 bits a weight.
 
-`Int4ZerosWeight` has the number that stands for zero besides, as checkpoints of AWQ and GPTQ do: 4.75 bits.
+`Int4ZerosWeight` also has, for each of these scales, the number that stands for zero, as checkpoints of AWQ
+and GPTQ do: 4.75 bits a weight.
 """
 
 import torch
@@ -46,10 +47,9 @@ class Int4Weight(FittedWeight):
 
 
 class Int4ZerosWeight(BlockWeight):
-    """A matrix [outputs, inputs] in panels of four bits with zeros; made of numbers alone.
+    """A matrix [outputs, inputs] in panels of four bits with zeros; weights are never fitted to it.
 
-    A weight is scale * (n - zero), where n is in 0..15 and zero, which a block of an output has once, in
-    0..16.
+    A weight is scale * (n - zero), where n is in 0..15. Each block has one scale and one zero, in 0..16.
     """
 
     packing = INT4_ZEROS
@@ -77,7 +77,7 @@ class Int4ZerosWeight(BlockWeight):
 
 
 def pack_numbers(stored: BlockNumbers) -> PackedMatrix:
-    """Return the numbers in the form of the C++ kernels that has them all."""
+    """Pack the numbers, unchanged, as int8, as four bits, or as four bits with zeros if there are zeros."""
     if stored.zeros is not None:
         return Int4ZerosWeight.of_numbers(stored)
     return (Int4Weight if stored.bits == 4 else QuantizedWeight).of_numbers(stored)

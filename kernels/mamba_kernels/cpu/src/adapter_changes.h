@@ -1,5 +1,5 @@
-// The changes of a product's rows by low-rank adapters, each row by the one of its sequence: y += (x A^T) B. Included
-// after Lanes.
+// The changes y += (x A^T) B of a product's rows by low-rank adapters, each row by the adapter of its
+// sequence. Included after Lanes.
 //
 // A row reads only the matrices of its own adapter, and its sums have their own order: it has the same bits alone and
 // among others.

@@ -1,8 +1,9 @@
 // A piece of a prompt and a head of the delta rule with a decay for each channel of a key (Kimi delta attention).
 // Included once by each instruction set.
 //
-// Tokens follow one another, and the state stays in the second cache: pairs of tokens have as many decays as channels,
-// so that products of tiles would need factors that overflow.
+// Tokens are computed one after another, and the state stays in the second cache. A chunk is not computed by
+// products of tiles, since a pair of tokens has a decay for each channel, and the factors of such products
+// would overflow.
 #pragma once
 #include "delta_rows.h"
 #include "scratch.h"

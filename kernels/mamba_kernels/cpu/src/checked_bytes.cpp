@@ -1,5 +1,6 @@
-// Bytes between a socket and memory, and the checksums of their blocks, in one pass over memory. The system call of a
-// piece and its checksum follow each other while the piece is in the second cache. Compiled for any x86-64.
+// Moves bytes between a socket and memory, and computes the checksums of their blocks, in one pass over
+// memory: a window of bytes is in the second cache during its system call and its checksum. Compiled for any
+// x86-64.
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -49,7 +50,7 @@ class Bytes {
     while (left_ > 0) {
       const int64_t now = call_.sends ? send_window(socket) : receive_window(socket);
       if (now <= 0) {
-        // What was moved before the error or the end is told first; the next call meets either again.
+        // The bytes moved before the error or the end are reported first; the next call meets either again.
         if (moved == 0) moved = now;
         break;
       }

@@ -1,4 +1,4 @@
-// Replacement of memory that was written once and is rarely read by pages of a file.
+// Moves memory that was written once, and is rarely read, to a file whose pages take its place.
 #include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/vfs.h>

@@ -9,7 +9,7 @@ namespace {
 
 int64_t bytes_of_norm(const RmsNorm& norm) { return norm.width * (norm.kind == kFloat32 ? 4 : 2); }
 
-// The rows of a head, whose stream begins with pairs of a token and a hidden state.
+// The rows of a step of a head, whose residual stream begins with join(token, hidden state) for each row.
 class HeadRows {
  public:
   HeadRows(const KernelTable& kernels, const DraftHead& head, const DecodeStep& step)
@@ -17,7 +17,8 @@ class HeadRows {
 
   Step& rows() { return rows_; }
 
-  // Sets the stream. `hidden_of(row)`: the hidden state of the token before a row's token.
+  // Sets the first rows of the stream. `hidden_of(row)`: the hidden state of the token before the row's
+  // token.
   template <typename HiddenOf>
   void begin(const int32_t* tokens, HiddenOf hidden_of) {
     static thread_local Scratch embedded, hidden, normed, joined;
@@ -63,7 +64,7 @@ class HeadRows {
   Step rows_;
 };
 
-// Where the rows of a step find the hidden state of the token before theirs, and leave their own.
+// Where each row of a step finds the hidden state of the token before its own, and where it leaves its own.
 class Followed {
  public:
   explicit Followed(const DecodeStep& step) : replay_(step.replay), lane_rows_(step.head->lane_rows), rows_(step.rows) {
@@ -94,9 +95,9 @@ class Followed {
     }
   }
 
-  // A row of `kept`, or -1 - row of the step.
+  // Returns the row of `kept` with the hidden state of the token before; -1 - r = it is row r of this step.
   int64_t before(int64_t row) const { return before_[row]; }
-  // A row of `kept`.
+  // Returns the row of `kept` in which a row of the step leaves its hidden state.
   int64_t left(int64_t row) const { return left_[row]; }
 
  private:
@@ -108,7 +109,8 @@ class Followed {
   int64_t *before_, *left_;
 };
 
-// Keeps the hidden states of a step that later steps go on from. `left(row)`: a row of `kept`.
+// Keeps the hidden states of a step, from which later steps continue. `left(row)`: the row of `kept` for a
+// row.
 template <typename Left>
 void keep_states(const DecodeStep& step, const char* hidden, Left left) {
   const DraftHead& head = *step.head;
@@ -125,7 +127,8 @@ void keep_states(const DecodeStep& step, const char* hidden, Left left) {
   }
 }
 
-// Leaves keys and values of zeros for the tokens of a step without drafts, and keeps their hidden states.
+// Writes zeros as the head's keys and values for the tokens of a step without drafts, and keeps their hidden
+// states.
 void pass_over(const DecodeStep& step, const char* hidden) {
   const PagedDecode& call = step.head->step.blocks[0].attention;
   const int64_t width = call.scales != nullptr ? 1 : call.kind == kFloat32 ? 4 : 2;
@@ -147,8 +150,8 @@ void pass_over(const DecodeStep& step, const char* hidden) {
   keep_states(step, hidden, [&](int64_t row) { return table_row[row]; });
 }
 
-// Lets the head read the tokens of a step, whose normed hidden states are `hidden`: their keys and values, and the
-// hidden states that later steps go on from.
+// Lets the head read the tokens of a step, whose normed hidden states are `hidden`: writes the head's keys
+// and values, and keeps the hidden states from which later steps continue.
 void follow(const KernelTable& kernels, const DecodeStep& step, const int32_t* tokens, const char* hidden) {
   const DraftHead& head = *step.head;
   DecodeStep own = head.step;

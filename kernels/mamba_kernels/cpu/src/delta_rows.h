@@ -23,8 +23,8 @@ void for_each_head_chunk(const DeltaRows& delta, int rows, const Body& body) {
   });
 }
 
-// The type is checked at each vector: these reads cost little compared with the computation, and prompts need one
-// function instead of six.
+// Reads and writes the tensors of DeltaRows as lanes. Their type is checked at each vector: that costs little
+// compared with the computation, and prompts need one function instead of six.
 class DeltaTensors {
  public:
   explicit DeltaTensors(const DeltaRows& rows) : rows_(rows), heads_to_a_key_(rows.heads / rows.key_heads) {}

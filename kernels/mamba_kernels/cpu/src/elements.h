@@ -57,8 +57,8 @@ inline void store_some(T* at, int count, Lanes x) {
   std::memcpy(at, some, static_cast<size_t>(count) * sizeof(T));
 }
 
-// The same if the compiler knows whether the vector is whole: there is no call between vectors of a row then, so sums
-// stay in registers.
+// Reads like load_some. If the compiler knows that the vector is whole (kWhole), there is no call between the
+// vectors of a row, so sums stay in registers.
 template <bool kWhole, typename T>
 inline Lanes load_part(const T* at, int count) {
   return kWhole ? load(at) : load_some(at, count);

@@ -7,7 +7,8 @@ namespace {
 
 constexpr int64_t kElementsAtOnce = 16384;
 
-// Replaces x_i by change(x_i, i): `change(whole, x, i, some)` returns the vector that begins at i.
+// Replaces each vector of x: `change(whole, part, i, some)` returns the new one for `part`, which has the
+// `some` elements from i on.
 template <typename T, typename Change>
 void change_elements(T* x, int64_t count, Change change) {
   const int64_t chunks = (count + kElementsAtOnce - 1) / kElementsAtOnce;

@@ -1,9 +1,9 @@
-// One token of the gated delta rule for sequences whose states lack the inputs of earlier ones, which wait in a ring.
-// Included once by each instruction set.
+// One token of the gated delta rule for sequences whose states lack the inputs of earlier tokens, which wait
+// in a ring. Included once by each instruction set.
 //
-// Some rows of a state are read once, and stay in the first cache while one token after another is folded into them, by
-// the operations of single tokens in their order. One pass writes the rows after a token, and multiplies them by the key
-// of the next one.
+// Some rows of a state are read once, and stay in the first cache while one token after another is folded
+// into them, by the operations of single tokens in their order. One pass writes the rows after a token, and
+// multiplies them by the key of the next token.
 #pragma once
 #include "delta_rows.h"
 #include "ring_lanes.h"
@@ -32,7 +32,8 @@ class GatedDeltaReplayCall {
   }
 
  private:
-  // What one head folds, oldest token first; the last one is the step's own. Channels up to whole vectors are zeros.
+  // Tokens that one head folds, oldest first; the last one is the step's own. Rows of K are padded to whole
+  // vectors with zeros.
   struct Tokens {
     int count;
     const float* k;          // [count, K]
@@ -173,7 +174,8 @@ class GatedDeltaReplayCall {
     return Lanes::fused(Lanes::load(s + n), kept, added);
   }
 
-  // Folds token `i`, which is not the last one, and adds the sums of the next one; `kLast`: which is.
+  // Folds token `i`, which is not the last one, and adds the sums of the next one. kLast: the next one is the
+  // last.
   template <int kRows, bool kLast>
   void advance(const Tokens& tokens, int i, bool empty, const Lanes (&inflow)[kRows], float* some, Lanes (&sk)[kRows],
                Lanes (&sq)[kRows]) const {

@@ -1,4 +1,5 @@
-// Blocks of 32 inputs of sixteen outputs as numbers of four bits that share a scale, or a scale and a zero. Included after Lanes.
+// Blocks of 32 inputs of sixteen outputs as numbers of four bits; those of an output share a scale, or a
+// scale and a zero. Included after Lanes.
 #pragma once
 #include "int8_blocks.h"
 
@@ -13,7 +14,7 @@ struct Int4Block {
   uint8_t numbers[kQuads / 2][kLanes * 4];
 };
 
-// A block of a matrix: scale * (stored number - zero), with zeros of their own for each output.
+// A block of a matrix: scale * (stored number - zero), with a zero for each output.
 struct Int4ZerosBlock {
   uint16_t scales[kLanes];  // float16
   uint8_t zeros[kLanes];    // 0..16
@@ -23,7 +24,7 @@ struct Int4ZerosBlock {
 inline int zero_of(const Int4Block&, int) { return kNibbleOffset; }
 inline int zero_of(const Int4ZerosBlock& block, int lane) { return block.zeros[lane]; }
 
-// Writes the same matrix as a block of int8.
+// Writes the weights of a block of four bits as a block of int8.
 template <typename Block>
 inline void widen(const Block& block, Int8Block* out) {
   std::memcpy(out->scales, block.scales, sizeof block.scales);

@@ -1,5 +1,5 @@
-// Blocks of 32 inputs as int8 that share a scale: of sixteen outputs of a matrix, and of a row that it multiplies.
-// Included after Lanes.
+// Blocks of 32 inputs as int8: of sixteen outputs of a matrix, with a scale for each output, and of a row
+// that the matrix multiplies, with one scale. Included after Lanes.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -11,13 +11,13 @@ namespace {
 constexpr int kScaled = 32;          // inputs that share a scale
 constexpr int kQuads = kScaled / 4;  // four inputs of an output are one lane
 
-// A block of a matrix: scale * number, with numbers in -127..127.
+// A block of a matrix: scale * number, with numbers in -128..127; -128 comes from checkpoints alone.
 struct Int8Block {
   uint16_t scales[kLanes];  // float16
   int8_t numbers[kQuads][kLanes * 4];
 };
 
-// A block of a row.
+// A block of a row: scale * number, with numbers in -127..127.
 struct Int8Inputs {
   int8_t numbers[kScaled];
   float scale;

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
-// Storage of a layer's weights: as `kind`, or as int8 or four bits with one float16 scale for 32 inputs of an output, and
-// with the number that stands for zero in each block.
+// Storage of a layer's weights: as numbers of `kind`, or as int8 or four bits, with one float16 scale for 32
+// inputs of an output. kInt4Zeros also has, for each scale, the number that stands for zero.
 enum Packing : int32_t { kWhole = 0, kInt8 = 1, kInt4 = 2, kInt4Zeros = 3 };
 enum Activation : int32_t { kIdentity = 0, kRelu = 1, kReluSquared = 2, kSilu = 3 };
 
@@ -20,20 +20,21 @@ struct LinearLayer {
   int32_t kind;  // type of whole weights, bias, x and y
   int32_t packing;
   int32_t activation;
-  const int32_t* order;     // [inputs] place in x of each input of a matrix in blocks, or null
-  const LinearLayer* rest;  // product for the outputs after these, with the same `outputs`, or null
+  const int32_t* order;     // [inputs] place in a row of x of each input of the matrix; null = the same order
+  const LinearLayer* rest;  // product for the outputs after this matrix's, with the same `outputs`; or null
   int64_t part;             // outputs of this matrix; 0 = all outputs of a row of y
   const AdapterChanges* changes;  // changes of the rows of y by adapters, or null
 };
 
-// Outputs of a product that are those of one module of the checkpoint.
+// Matrices B of all adapters for those outputs of a product that belong to one module of the checkpoint.
 struct AdapterPart {
   const void* second;  // [places, rank, width] of the layer's kind
   int64_t start;       // first of the outputs
   int64_t width;
 };
 
-// The low-rank changes of a product's rows by adapters, which have places: y += (x A^T) B.
+// Low-rank changes y += (x A^T) B of a product's rows. Each adapter has a place, which is an index in the
+// arrays.
 struct AdapterChanges {
   const LinearLayer* plain;  // the product without its activation
   const void* first;         // [places, parts, rank, inputs] of `kind`
@@ -65,16 +66,16 @@ struct Mixer {
   int32_t norm_groups;
 };
 
-// What the rows of a step do with a layer's ring, which keeps the inputs of tokens that states lack, as the recurrence
-// reads them: x | B | dt of Mamba2, k | v | a | b of the gated delta rule. Without lanes nothing waits, and all rows
-// write their states.
+// What the rows of a step do with a layer's ring. The ring keeps the inputs of tokens that states lack, as
+// the recurrence reads them: x | B | dt of Mamba2, k | v | a | b of the gated delta rule. If `lane` is null,
+// no state lacks inputs, and all rows write their states.
 struct StateRing {
   void* inputs;  // [lanes, lane_inputs, width] of the rows' kind
   int64_t width;
   int64_t lane_inputs;
   const int32_t* lane;     // [rows] lane of each row, or -1; null = no row has one
   const int32_t* waiting;  // [rows] inputs in the lane, oldest first
-  const int32_t* writes;   // [rows] whether the row writes its state; otherwise its input is left behind those in the lane
+  const int32_t* writes;   // [rows] whether a row writes its state; otherwise its input is added to its lane
 };
 
 // One token for each of `rows` sequences: convolution, recurrence, gate and norm.
@@ -97,7 +98,8 @@ struct MambaDecode {
   int32_t state_kind;
 };
 
-// The same for the pieces of prompts, one after another in the rows, cut into chunks.
+// All tokens of pieces of prompts in a Mamba2 mixer. The pieces follow one another in the rows, cut into
+// chunks.
 struct MambaPrefill {
   const Mixer* mixer;
   const void* projected;  // as in MambaDecode
@@ -138,10 +140,11 @@ struct DeltaMixer {
   int32_t sigmoid_gate;  // whether the gate is a sigmoid instead of silu
 };
 
-// One token of such a mixer for each of `rows` sequences.
+// One token of a mixer of the gated delta rule for each of `rows` sequences.
 struct DeltaDecode {
   const DeltaMixer* mixer;
-  const void* projected;  // [rows, channels | heads * value_dim of the gate | heads of b | heads * decays of a] of `kind`
+  // [rows, channels | heads * value_dim of the gate | heads of b | heads * decays of a] of `kind`
+  const void* projected;
   int64_t projected_stride;
   void* window;  // as in MambaDecode, like the fields that follow
   int64_t window_stride;
@@ -158,10 +161,10 @@ struct DeltaDecode {
   int32_t state_kind;
 };
 
-// The same for pieces of prompts.
+// All tokens of pieces of prompts in a mixer of the gated delta rule.
 struct DeltaPrefill {
   const DeltaMixer* mixer;
-  const void* projected;
+  const void* projected;  // as in DeltaDecode, like the fields up to `state_stride`
   int64_t projected_stride;
   void* window;
   int64_t window_stride;
@@ -187,7 +190,7 @@ struct ShortConvMixer {
   int32_t taps;
 };
 
-// One token of such a mixer for each of `rows` sequences.
+// One token of a gated short convolution for each of `rows` sequences.
 struct ShortConvDecode {
   const ShortConvMixer* mixer;
   const void* projected;  // [rows, channels of b | of c | of v] of `kind`
@@ -202,10 +205,10 @@ struct ShortConvDecode {
   int32_t kind;
 };
 
-// The same for pieces of prompts.
+// All tokens of pieces of prompts in a gated short convolution.
 struct ShortConvPrefill {
   const ShortConvMixer* mixer;
-  const void* projected;
+  const void* projected;  // as in ShortConvDecode, like the fields up to `window_stride`
   int64_t projected_stride;
   void* window;
   int64_t window_stride;
@@ -258,7 +261,8 @@ struct PagedDecode {
   int32_t kind;
 };
 
-// Attention of the new tokens of `pieces` sequences, which are the last ones of their contexts, over such pages.
+// Attention of the new tokens of `pieces` sequences, which are the last ones of their contexts, over pages as
+// in PagedDecode.
 struct PagedExtend {
   const void* query;  // [rows, heads, head_dim] of `kind`, piece after piece
   int64_t query_stride;
@@ -283,7 +287,7 @@ struct PagedExtend {
   int32_t kind;
 };
 
-// Keys and values of new tokens, which are rounded into pages of e4m3.
+// Rounding of the keys and values of new tokens into pages of e4m3.
 struct KvWrite {
   const void* key;  // [rows, kv_heads, head_dim] of `kind`
   int64_t key_stride;
@@ -303,7 +307,7 @@ struct KvWrite {
   int32_t kind;
 };
 
-// A mixture of experts: each row with its chosen experts, and a shared one.
+// A mixture of experts: for each row, the weighted sum of its chosen experts and of the shared expert.
 struct Experts {
   const LinearLayer* gate_up;  // [experts], with outputs [2 f], the gate first, or [f] where not `gated`
   const LinearLayer* down;     // [experts], with inputs [f]
@@ -348,8 +352,8 @@ struct Rope {
   int32_t kind;
 };
 
-// A residual block of a decode step: x + result_norm(mixer(norm(x))). Fields that differ from step to step (rows, addresses of
-// values) are not read here.
+// A residual block of a decode step: x + result_norm(mixer(norm(x))). The step sets the fields of its calls
+// that differ from step to step (rows, addresses of values); their contents here are not read.
 enum BlockKind : int32_t {
   kMambaBlock = 0,
   kAttentionBlock = 1,
@@ -368,15 +372,19 @@ struct DecodeBlock {
   Router router;          // in a moe block, like its experts
   Experts experts;
   PagedDecode attention;  // in an attention block; queries, keys and values have the rows' kind
-  RmsNorm query_norm;     // norm of queries before their rotation, by parts as wide as it; without a weight there is none
+  // Norms of queries and of keys before their rotation, each over parts of the norm's width; without a weight
+  // there is none.
+  RmsNorm query_norm;
   RmsNorm key_norm;
-  // In a moe block whose experts have a width of their own, in_proj leads to it, out_proj back, and the shared expert
-  // of the rows themselves has the last two layers. Elsewhere they are null.
-  const LinearLayer* in_proj;    // gives gate, x, B, C and dt, or an MLP's inner values
+  // In a moe block whose experts have a width of their own, in_proj computes rows of that width, and out_proj
+  // computes rows of the model's width from the experts' results. In other moe blocks, both are null.
+  const LinearLayer* in_proj;    // gives `projected` of a recurrent mixer, or an MLP's inner values
   const LinearLayer* gate_proj;  // gives the factor of an MLP's inner values; null = no gate
   const LinearLayer* out_proj;
   const LinearLayer* attention_in_proj;  // in an attention block, and in a parallel block, which adds both results
   const LinearLayer* attention_out_proj;
+  // Layers of the shared expert of a moe block with in_proj, which takes rows of the model's width; elsewhere
+  // null.
   const LinearLayer* shared_in_proj;
   const LinearLayer* shared_out_proj;
   void* ring;  // [any, outputs of in_proj] raw inputs of a recurrent layer, by lanes; null without drafts
@@ -388,9 +396,11 @@ struct DecodeBlock {
 // one input of some sequences, so that a state takes its inputs one after another. Lanes keep raw inputs: row
 // lane * lane_inputs + i of a layer's ring is input i of the lane.
 struct Replay {
-  void* window;  // [copies + 1, taps - 1, channels]: windows of one layer that drafts move on; the first is nobody's
+  // [copies + 1, taps - 1, channels] copies of windows of one layer, which drafts advance; the first is not
+  // used
+  void* window;
   int64_t window_stride;
-  void* state;  // likewise states; its stride is 0 where layers have none
+  void* state;  // [copies + 1, ...] copies of states; the stride is 0 where layers have none
   int64_t state_stride;
   const int32_t* absorbed_slot;   // [absorbing] live slot
   const int32_t* absorbed_lane;   // [absorbing]
@@ -412,12 +422,12 @@ struct DraftHead;
 // A step in which all sequences decode, from their last tokens to the normed hidden states.
 struct DecodeStep {
   const DecodeBlock* blocks;
-  const LinearLayer* embedding;  // its rows are those of tokens
+  const LinearLayer* embedding;  // matrix with a row for each token
   RmsNorm norm;                  // the last norm; all blocks have its kinds and its width
   const int32_t* last_token;     // by row of the table of pages
-  // [10, rows]: slot read from (-1 = the zero state), slot written to, second slot or -1, word by which a float16 state
-  // is rounded, row of the table of pages, positions with keys, page * page_size + offset of the new key; and in a step
-  // with a ring the three rows of `StateRing`
+  // [7 or 10, rows]: slot read from (-1 = the zero state), slot written to, second slot or -1, word by which
+  // a float16 state is rounded, row of the table of pages, positions with keys, page * page_size + offset of
+  // the new key; and in a step with a ring the three rows of `StateRing`
   const int32_t* integers;
   int64_t integers_stride;
   const int32_t* page_table;  // [any, pages]
@@ -431,16 +441,17 @@ struct DecodeStep {
   int32_t rope_half;      // pairs that are rotated; 0 = no rotation
   int32_t block_count;
   int32_t rows;
-  int32_t head_passes;  // whether the head leaves zeros as keys and values of the tokens; never with replay
+  int32_t head_passes;  // whether the head's keys and values of the tokens become zeros; never with replay
   int32_t has_ring;     // whether states may lack inputs, which wait in the rings of the blocks; never with replay
 };
 
 // A head that drafts behind a model. It reads a token together with the model's hidden state of the token before it.
 struct DraftHead {
-  DecodeStep step;          // its blocks, the first of which attends, and its last norm; without embedding_scale
+  // blocks of the head, the first of which attends, and its last norm; embedding_scale is not used
+  DecodeStep step;
   RmsNorm embedding_norm;
   RmsNorm hidden_norm;
-  const LinearLayer* join;    // from both normed rows, the embedding's first
+  const LinearLayer* join;    // from both normed rows side by side, the embedding's first, to the stream
   const LinearLayer* output;  // gives the logits
   // [lane_rows + lanes * lane_inputs, width] hidden states of last tokens, by row of the table of pages, then of drafts
   void* kept;
@@ -449,13 +460,13 @@ struct DraftHead {
   int32_t lane_rows;
 };
 
-// Drafts of some sequences, those with the most drafts first.
+// Sequences for which a head drafts tokens, those with the most drafts first.
 struct DraftTurns {
   const int32_t* table_row;   // [sequences]
   const int32_t* depth;       // [sequences] position of the last token
   const int32_t* count;       // [sequences] tokens to draft
   const int32_t* last_token;  // [sequences]
-  const int32_t* place;       // [sequences] row of `kept` of the hidden state before the last token
+  const int32_t* place;       // [sequences] row of `kept` with the hidden state before the last token
   int32_t* drafted;           // [sequences, most], written
   int32_t sequences;
   int32_t most;
@@ -508,7 +519,8 @@ struct GatedDeltaUpdate {
   int32_t rows;
 };
 
-// The pieces of prompts, one after another in the rows, cut into chunks.
+// All tokens of pieces of prompts by the gated delta rule. The pieces follow one another in the rows, cut
+// into chunks.
 struct GatedDeltaPrefill {
   DeltaRows delta;
   const int64_t* source;  // [pieces] slot read from; -1 = the zero state
@@ -530,7 +542,8 @@ struct SigmoidGate {
   int32_t kind;
 };
 
-// Bytes between a socket and pieces of memory, which are a row of blocks with a checksum each.
+// Bytes that are moved between a socket and pieces of memory. The same bytes, in their order, are divided
+// into blocks, each with a checksum of its own.
 struct CheckedBytes {
   const int64_t* addresses;  // [pieces]
   const int64_t* lengths;    // [pieces], above 0

@@ -21,7 +21,7 @@ struct Lanes {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 8)))};
   }
-  // Reads e4m3 divided by 2^8: its bits are those of a float16, whose exponents have that other bias.
+  // Reads e4m3 divided by 2^8: shifted, its bits are those of a float16, whose exponents have a larger bias.
   static Lanes load_e4m3(const uint8_t* at) {
     const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
     const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbfff)));
@@ -207,8 +207,8 @@ struct WholeLanes {
   // Initial sums of a block: `start`, -128 times the sum of its inputs, if the instruction takes weights plus 128;
   // otherwise zero.
   static WholeLanes start(uint32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  // Adds products of four inputs: a lane of `weights` holds those of an output. Pairs of products of absolute values up
-  // to 127 fit 16 bits.
+  // Adds products of four inputs: a lane of `weights` holds those of an output. Sums of two products fit 16
+  // bits, since weights are at most 128 in size and inputs at most 127.
   template <int kRows, int kPanels>
   static void add_quads(WholeLanes (&sums)[kPanels][kRows], const int8_t* const (&weights)[kPanels],
                         const uint32_t* quad) {
@@ -227,8 +227,8 @@ struct WholeLanes {
       }
     }
   }
-  // Adds products of a block by numbers of four bits, which are not negative: quads 2k in the low halves of bytes, quads
-  // 2k + 1 in the high ones. Eight pairs of products up to 15 * 127 fit 16 bits.
+  // Adds products of a block by numbers of four bits, which are not negative: quads 2k are in the low halves
+  // of bytes, quads 2k + 1 in the high halves. Sums of sixteen products of at most 15 * 127 fit 16 bits.
   template <int kRows, int kPanels>
   static void add_nibbles(WholeLanes (&sums)[kPanels][kRows], const uint8_t* const (&weights)[kPanels],
                           const uint32_t* quads) {
@@ -250,7 +250,7 @@ struct WholeLanes {
     }
   }
   static WholeLanes all(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-  // Products of sixteen numbers and one.
+  // Returns the products of sixteen numbers and `x`.
   static WholeLanes products(const uint8_t* at, int32_t x) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
     const __m256i factor = _mm256_set1_epi32(x);

@@ -221,7 +221,7 @@ struct WholeLanes {
       }
     }
   }
-  // Eight pairs of products up to 15 * 127 fit 16 bits.
+  // Sums of sixteen products of at most 15 * 127 fit 16 bits.
   template <int kRows, int kPanels>
   static void add_nibbles(WholeLanes (&sums)[kPanels][kRows], const uint8_t* const (&weights)[kPanels],
                           const uint32_t* quads) {
@@ -247,7 +247,7 @@ struct WholeLanes {
   }
 #endif
   static WholeLanes all(int32_t x) { return {_mm512_set1_epi32(x)}; }
-  // Products of sixteen numbers and one.
+  // Returns the products of sixteen numbers and `x`.
   static WholeLanes products(const uint8_t* at, int32_t x) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
     return {_mm512_mullo_epi32(_mm512_cvtepu8_epi32(bytes), _mm512_set1_epi32(x))};

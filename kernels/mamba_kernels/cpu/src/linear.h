@@ -1,10 +1,11 @@
 // The product y = activation(x W^T + b). Included once by each instruction set, after its Lanes.
 //
-// Weights are stored in panels of sixteen outputs, one output per lane. bfloat16 inputs are in pairs, 32 bits per
-// lane, so that a load, a mask and a shift give two float32 operands. With int8 a lane holds four inputs, with four bits
-// eight, and blocks of 32 inputs follow one another, each after its scales, as one stream. Every output has one accumulator
-// (with int8 and four bits one more for its block) and adds its inputs in ascending order, whatever the number of rows, panels and threads: a
-// row has the same bits alone and among others.
+// Weights are stored in panels of sixteen outputs, one output per lane. bfloat16 inputs are in pairs, 32 bits
+// per lane, so that a load, a mask and a shift give two float32 operands. With int8 a lane holds four inputs,
+// with four bits eight, and blocks of 32 inputs follow one another as one stream, each after its scales.
+// Every output has one accumulator (with int8 and four bits, one more for its block) and adds its inputs in
+// ascending order, whatever the number of rows, panels and threads: a row has the same bits alone and among
+// others.
 #pragma once
 #include "elements.h"
 #include "functions.h"
@@ -79,9 +80,9 @@ struct SingleFloats {
   }
 };
 
-// Rows that are converted to int8, each block of inputs with its own scale, for weights that are integers times a scale of
-// their block. Sums of a block are integers, so they are exact; they are scaled and added to those of the output as
-// float32.
+// Rows that are converted to int8, each block of inputs with its own scale, for weights that are integers
+// times a scale of their block. Sums of a block are integers, so they are exact; they are scaled and added to
+// those of the output as float32.
 template <typename T, typename Block>
 struct ScaledRows {
   using Element = T;
@@ -134,8 +135,8 @@ struct ScaledInt8 : ScaledRows<T, Int8Block> {
   }
 };
 
-// Initial sums of a block: minus the product of the zero of each output and the sum of the inputs, -128 times which is
-// kept in `start`.
+// Initial sums of a block: for each output, minus its zero times the sum of the block's inputs. `start` is
+// -128 times that sum of inputs.
 inline WholeLanes start_of(const Int4Block&, int32_t start) { return WholeLanes::all(start / (128 / kNibbleOffset)); }
 inline WholeLanes start_of(const Int4ZerosBlock& block, int32_t start) {
   return WholeLanes::products(block.zeros, start / 128);

@@ -1,9 +1,11 @@
-// The product y = activation(x W^T + b) of weights of eight and four bits by the matrix unit (AMX). Included after Lanes.
+// The product y = activation(x W^T + b) of weights of eight and four bits by the matrix unit (AMX). Included
+// after Lanes.
 //
-// The numbers of a block of sixteen outputs have the layout of one operand of the unit, those of sixteen rows that of
-// the other. One instruction computes the integer sums of a block, which lanes scale and add to those of the outputs in
-// the same order as without the unit. So a row has the same bits with every instruction set, and a few rows, which
-// would leave most of a tile empty, are multiplied by lanes. A panel of four bits becomes int8 before its tiles of rows.
+// The numbers of a block of sixteen outputs have the layout of one operand of the unit, those of sixteen rows
+// that of the other. One instruction computes the integer sums of a block, which lanes scale and add to those
+// of the outputs in the same order as without the unit. So a row has the same bits with every instruction
+// set, and few rows, which would leave most of a tile empty, are multiplied by lanes. A panel of four bits is
+// converted to int8 once for all tiles of rows.
 #pragma once
 #include "tiles_amx.h"
 

@@ -5,8 +5,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// Older compilers have no built-in for it. The registers are large, so Linux saves them only after a process requests
-// that, once for all its threads.
+// Older compilers have no built-in for this check. The registers are large, so Linux saves them only after a
+// process requests that, once for all its threads.
 bool matrix_unit() {
   constexpr unsigned kAll = 1u << 22 | 1u << 24 | 1u << 25;  // bfloat16, tiles, int8
   constexpr long kAskPermission = 0x1023, kTileData = 18;    // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA

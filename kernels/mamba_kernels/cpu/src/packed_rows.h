@@ -20,7 +20,7 @@ inline int number_of(const Block& block, int64_t lane, int i) {
   return (block.numbers[i / 8][lane * 4 + i % 4] >> (i / 4 % 2 * 4) & 15) - zero_of(block, static_cast<int>(lane));
 }
 
-// The same for integers in blocks of inputs, each after its scales.
+// Reads row `output` of integers in blocks of inputs, each block after its scales.
 template <typename Block, typename T>
 void scaled_row(const LinearLayer& layer, int64_t output, T* out) {
   const int64_t blocks = (layer.inputs + kScaled - 1) / kScaled, lane = output % kPanel;

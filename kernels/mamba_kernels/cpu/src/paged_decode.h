@@ -22,9 +22,10 @@ inline float factor_of(uint8_t scale) {
   return out;
 }
 
-// Stored: type of the pages' numbers, T or Fp8. A factor is a power of two, so a row of FP8 has the bits of a row of T
-// with the same numbers. kVectors: vectors of a head, all of them whole; 0 = any number, of which the last may be partial. If the number is
-// known, sums and queries stay in registers.
+// Stored: type of the pages' numbers, T or Fp8. The factor of a row of FP8 is a power of two, so the results
+// have the bits of those for rows of T with the same numbers. kVectors: vectors of a head, all of them whole;
+// 0 = any number, the last of which may be partial. If the number is known, sums and queries stay in
+// registers.
 template <typename T, typename Stored, int kVectors>
 class PagedDecodeCall {
  public:

@@ -14,7 +14,7 @@ constexpr int kUsualTaps = 4;
 template <typename T>
 class PieceInputs {
  public:
-  // inputs: those of row 0; the rows of the call are `projected_stride` elements apart.
+  // inputs: the inputs of row 0 of the call, whose rows are `projected_stride` elements apart.
   template <typename Call>
   PieceInputs(const Call& call, const Convolution<T>& convolution, const T* inputs, int piece)
       : convolution_(convolution),

@@ -1,8 +1,8 @@
 // The gated short convolution between two projections: y = c (sum_k weight[k] u[t - K + 1 + k] + bias), u = b v rounded
 // to T. Decoding rows, and pieces of prompts. Included once by each instruction set.
 //
-// Sums follow the order of the inputs in both, and no sum is divided, so the bits of a row depend neither on the threads
-// nor on the other rows, and a prompt has the bits of its tokens one by one.
+// Sums follow the order of the inputs in decodes and in prompts, and no sum is divided. So the bits of a row
+// depend neither on the threads nor on the other rows, and a prompt has the bits of its tokens one by one.
 #pragma once
 #include <cstring>
 

@@ -1,4 +1,5 @@
-// The layers of a step in which all rows decode, drafts included: see `decode_step.h`. Included by it alone.
+// The layers of a step in which all rows decode, drafts included: see `decode_step.h`. Included by
+// decode_step.cpp alone.
 #pragma once
 #include <cstring>
 #include <type_traits>
@@ -10,7 +11,7 @@
 
 namespace {
 
-// Numbers of the rows of `integers`.
+// Rows of `integers` by their numbers; the first kSlots rows are slots.
 enum Field {
   kSource, kTarget, kTrack, kNoise, kTableRow, kContextLen, kKeyRow, kLane, kWaiting, kWrites, kSlots = kTrack + 1
 };
@@ -55,7 +56,7 @@ class Step {
   const int32_t* field(Field which) const { return step_.integers + which * step_.integers_stride; }
   const int32_t* tokens() const { return tokens_; }
 
-  // The residual stream, for a caller that sets its first rows and then calls `run_blocks`.
+  // Returns the residual stream, for a caller that sets its rows and then calls `run_blocks`.
   char* stream() { return hidden_; }
 
   void run(void* out) {
@@ -89,7 +90,8 @@ class Step {
     norm(step_.norm, step_.block_count > 0, out);
   }
 
-  // Writes the keys and values of the first block, which attends, for rows in the stream, and attends to nothing.
+  // Computes and writes the keys and values of the first block for the rows in the stream, without the
+  // attention.
   void write_first_keys() {
     const DecodeBlock& block = step_.blocks[0];
     take_rows(block, false);
@@ -157,7 +159,8 @@ class Step {
     return false;
   }
 
-  // `call`: the fields that do not change from step to step.
+  // Computes a recurrent mixer between its projections by `kernel`. `call` has the fields that do not change
+  // from step to step.
   template <typename Call>
   void recurrent(const DecodeBlock& block, Call call, void (*kernel)(const Call*)) {
     product(block.in_proj, mixed_, inner_);
@@ -175,8 +178,8 @@ class Step {
     product(block.out_proj, gated_, added_);
   }
 
-  // Sets `rows` rows of a mixer's call, the slots of their states, which are `slots` by fields of as many as the step
-  // has rows, and the first row of the results.
+  // Sets the fields of a mixer's call for `rows` rows, whose results begin at row `first`. `slots` holds the
+  // slots of their states, [kSlots, rows of the step].
   template <typename Call>
   void name_rows(const DecodeBlock& block, Call& call, const void* projected, const int64_t* slots, int64_t rows,
                  const int32_t* noise, int64_t first) {
@@ -331,7 +334,7 @@ class Step {
     kernels_.gate(&call);
   }
 
-  // Keys follow queries.
+  // Rotates queries and keys in place; keys follow queries.
   void turn(const DecodeBlock& block) {
     const PagedDecode& at = block.attention;
     const Rope call{inner_, block.attention_in_proj->outputs, step_.cos, step_.sin, step_.rows, at.heads + at.kv_heads,
@@ -339,7 +342,7 @@ class Step {
     kernels_.rope(&call);
   }
 
-  // Keys and values follow the queries of each row.
+  // Writes keys and values, which follow the queries of each row, to their pages.
   void write_keys(const DecodeBlock& block) {
     const PagedDecode& call = block.attention;
     if (call.scales != nullptr) return round_keys(block);
@@ -356,7 +359,7 @@ class Step {
     }
   }
 
-  // The same for pages of FP8.
+  // Writes keys and values to pages of FP8.
   void round_keys(const DecodeBlock& block) {
     const PagedDecode& at = block.attention;
     const int64_t bytes = bytes_of(at.kind), stride = block.attention_in_proj->outputs;
@@ -407,7 +410,7 @@ class Step {
     kernels_.add(added_, beside_, step_.rows * step_.norm.width, step_.norm.kind);
   }
 
-  // Rows of the block's mixer in float32.
+  // Returns the rows that the block's mixer takes, as float32.
   const void* widened_rows() {
     if (step_.norm.kind == kFloat32) return mixed_;
     const int64_t count = step_.rows * step_.norm.width;

@@ -37,8 +37,9 @@ inline uint64_t read64(const uint8_t* from) {
   return value;
 }
 
-// Both add `count` stripes to the eight sums. `stripe` is the number of stripes of the current round before them; each
-// round that they complete is ended. One function has the loop over rounds, so that the sums stay in registers.
+// add_stripes_512 and add_stripes_256 add `count` stripes to the eight sums, and end each round that the
+// stripes complete. `stripe` is the number of stripes that the current round already has. The loop over
+// rounds is inside the functions, so that the sums stay in registers.
 __attribute__((target("avx512f"))) inline void add_stripes_512(uint64_t* sums, const uint8_t* bytes, int64_t count,
                                                                 int64_t stripe) {
   const __m512i prime = _mm512_set1_epi64(kFirst32), end_secret = _mm512_loadu_si512(kSecret + 128);

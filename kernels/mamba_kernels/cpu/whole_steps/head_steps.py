@@ -1,7 +1,7 @@
 """The calls of a head that drafts behind a model: see "draft" in README.md.
 
-The call of `StepDecoder` lets the head read the tokens of a step, or pass over them; the runner calls `draft`
-between two steps.
+The call of `StepDecoder` lets the head read the tokens of a step, or pass over them, so that their keys and
+values in its layer are zeros; the runner calls `draft` between two steps.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ class HeadCalls:
     feed_forward: MlpBlock | MoeBlock
     norm: RowNorm
     output: PackedLinear
-    """Product of the logits, which is the model's."""
+    """Product that gives the logits; it is the model's."""
 
 
 class HeadSteps:
@@ -61,7 +61,7 @@ class HeadSteps:
 
         Args:
             library: the kernels.
-            embedding: matrix of the tokens' rows, which is the model's.
+            embedding: matrix with a row for each token; it is the model's.
             calls: weights of the head.
             frequencies: argument of `rope.turns`; None = queries and keys are not rotated.
             turn_factor: argument `factor` of `rope.turns`.
@@ -111,7 +111,7 @@ class HeadSteps:
 
         Args:
             last_tokens: [n] last token of each sequence.
-            places: [n] row of `kept` with the hidden state of the token before.
+            places: [n] row of `kept` with the hidden state of the token before the last one.
             counts: [n] number of tokens to draft, in descending order.
             rows: [n] row in the table of pages.
             depths: [n] position of the last token.

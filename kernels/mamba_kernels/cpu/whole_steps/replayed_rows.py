@@ -15,25 +15,26 @@ from mamba_kernels.slot_plan import IntArray
 
 
 class HostDrafts(Protocol):
-    """Says which sequences of a step have drafts, and which accepted drafts their states lack; int32 arrays.
+    """Says which sequences of a step have drafts, and which accepted drafts their states lack.
 
-    There are n sequences with drafts, and a sequences whose accepted drafts of earlier steps are computed
-    into their states ("absorbed"). A lane is a row of memory that keeps the inputs of one sequence's drafts.
+    All arrays are int32. In their shapes, n is the number of sequences with drafts, and a is the number of
+    sequences whose accepted drafts of an earlier step are computed into their states first ("absorbed"). A
+    lane keeps the inputs of one sequence's drafts, at most `most` of them.
     """
 
     @property
     def absorbed_slot(self) -> IntArray:
-        """Live slot of each sequence with accepted drafts, [a]."""
+        """Live slot of each sequence whose accepted drafts are absorbed, [a]."""
         ...
 
     @property
     def absorbed_lane(self) -> IntArray:
-        """Lane that holds the inputs of its accepted drafts, [a]."""
+        """Lane that holds the inputs of the sequence's accepted drafts, [a]."""
         ...
 
     @property
     def absorbed_count(self) -> IntArray:
-        """Number of inputs to compute into the state, the first ones of the lane, [a]."""
+        """Number of inputs to absorb, which are the first ones of the lane, [a]."""
         ...
 
     @property
@@ -43,17 +44,17 @@ class HostDrafts(Protocol):
 
     @property
     def draft_slot(self) -> IntArray:
-        """Number of the live slot of each sequence with drafts, [n]."""
+        """Live slot of each sequence with drafts, [n]."""
         ...
 
     @property
     def draft_lane(self) -> IntArray:
-        """Lane that keeps the inputs of its drafts, [n]."""
+        """Lane that keeps the inputs of the sequence's drafts, [n]."""
         ...
 
     @property
     def draft_len(self) -> IntArray:
-        """Number of its drafts, [n], in descending order."""
+        """Number of drafts of each sequence, [n], in descending order."""
         ...
 
 

@@ -101,7 +101,7 @@ class StepDecoder:
 
         Args:
             library: the kernels.
-            embedding: matrix of the tokens' rows.
+            embedding: matrix with a row for each token.
             blocks: residual blocks in order.
             norm: norm after the last block.
             embedding_scale: factor of the embedding's rows before the first block.
@@ -155,8 +155,9 @@ class StepDecoder:
 
         `places` are the places of the sequences' adapters, [n], or -1; None = no sequence has one. `drafted`
         are the tokens of drafts, for a step with `replay`, in the order of their rows. `head_reads` says
-        whether the head reads the tokens; otherwise their keys and values in its layer are zeros. States,
-        windows, keys and values are written with the same bits as by the calls of the layers.
+        whether the head reads the tokens of a step without drafts; otherwise their keys and values in its
+        layer are zeros. States, windows, keys and values are written with the same bits as by the calls of
+        the layers.
         """
         rows = len(decodes.context_len)
         integers = self._integers[:, :rows]
