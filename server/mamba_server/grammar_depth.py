@@ -20,7 +20,7 @@ _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
 def check_depth(grammar: str) -> None:
-    """Raise ValueError if a grammar, as llguidance writes them, is too deep."""
+    """Raise ValueError if a grammar in the notation of llguidance is too deep."""
     depth = max(map(_depth_of_part, _parts(grammar)), default=0)
     if depth > MAX_DEPTH:
         raise ValueError(

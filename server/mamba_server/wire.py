@@ -36,7 +36,7 @@ class ThoughtBudget(msgspec.Struct, array_like=True, frozen=True):
     """How many tokens of an answer may be thoughts, and how these end."""
 
     tokens: int
-    """Most tokens of the thoughts, before their end is forced."""
+    """Most tokens of the thoughts; then their end is forced."""
     begin: str
     """Marker with which the model begins to think; "" = the prompt has opened the thoughts."""
     ends: tuple[str, ...]
@@ -80,8 +80,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of tokens that must not come."""
     pooling: Literal["", "mean", "last"] = ""
-    """Mean of the prompt's hidden states behind the last norm, or the last one, that is returned; "" = none.
-    Only with `max_tokens` 0."""
+    """Pooling of the prompt's hidden states behind the last norm, whose result is returned: their mean, or
+    the last of them; "" = none. Only with `max_tokens` 0."""
 
 
 class Fetch(msgspec.Struct, array_like=True, frozen=True):

@@ -1,7 +1,7 @@
 """`AdapterTable`: names of the adapters that requests may choose, and which requests still use them.
 
-A server has one. Requests hold their adapter until their answer has ended, so that a replaced or unloaded
-adapter leaves the engine only behind its last request.
+A server has one table. Requests hold their adapter until their answer has ended, so that a replaced or
+unloaded adapter leaves the engine only after its last request.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def own_salt(cache_salt: str | None) -> str:
     """
     if cache_salt and is_adapted(cache_salt):
         raise InvalidRequest(
-            "cache_salt: this form of salts belongs to adapters; choose another one", param="cache_salt"
+            "cache_salt: salts of this form are reserved for adapters; choose another one", param="cache_salt"
         )
     return cache_salt or ""
 

@@ -327,7 +327,10 @@ def _add_explanations(app: FastAPI, explanations: ExplanationEndpoints, guard: A
 
 
 def _body_of(method: str) -> dict[str, Any]:
-    """Return the description of the body, which the handlers read themselves."""
+    """Return the OpenAPI description of the body: for PUT a session file, otherwise a conversation.
+
+    The handlers read the body themselves, so FastAPI does not know its form.
+    """
     content: dict[str, Any]
     if method == "PUT":
         content = {FORM: {"schema": {"type": "string", "format": "binary"}}}

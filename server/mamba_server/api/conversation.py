@@ -1,6 +1,7 @@
 """The conversation or prompt in the body of an admin call, which may be a chat or a completion request.
 
-The handlers of sessions and of explanations read it; both take what clients send to the public routes.
+The handlers of sessions and of explanations use this module. It accepts the bodies that clients send to the
+public routes of completions and chats.
 """
 
 import uuid

@@ -184,7 +184,7 @@ class GenerationEndpoints:
         dialect: str = CHAT_COMPLETIONS,
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Answer a conversation in the form of the path `dialect`, which repeats `settings`."""
+        """Answer a conversation in the form of the path `dialect`; the answer repeats `settings`."""
         with self._serving.using(request.model) as model:
             await self._answer_with(model, request, context, send, dialect, settings)
 

@@ -1,6 +1,7 @@
 """Explanations of prompts of one server: kept for requests that asked for one, and made for prompts on trial.
 
-`mambaserve why` reads both over the admin port. The public API shows an explanation in the answer alone.
+A prompt on trial is only matched with the cache and not computed. `mambaserve why` reads both kinds over the
+admin port. The public API shows an explanation in the answer alone.
 """
 
 from typing import Any

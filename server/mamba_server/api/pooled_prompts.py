@@ -1,6 +1,7 @@
 """Prompts whose hidden states the engine pools, and that have no answer: what embeddings and scores share.
 
-Prompts, places, turns, explanations and metrics are those of completions.
+In all else such a request is treated like a completion: its prompts take the same places and turns in the
+queue, have the same explanations, and count in the same metrics.
 """
 
 import array
@@ -32,7 +33,7 @@ Take = Callable[[int, bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class PooledAnswer:
-    """The end of an answer, behind the vectors or what was made of them."""
+    """The last fields of an answer, which follow the vectors or the scores."""
 
     model: str
     usage: dict[str, Any]

@@ -1,6 +1,7 @@
-"""The state of a prompt, computed and kept for somebody who comes for it, until it is read or released.
+"""Computes the state of a prompt, and keeps it in the cache until its reader has it or it is released.
 
-The endpoints that hand prompts over and those that save sessions call it. It knows nothing of the answers.
+The endpoints that hand prompts over and those that save sessions call it; the reader is another engine, or
+the writer of the session file. This module writes no answers.
 """
 
 from starlette.requests import Request
@@ -37,7 +38,7 @@ async def kept_state(
 
 
 class KeptStates:
-    """Answers requests to give up states that one engine keeps for others before these are read."""
+    """Answers the requests to release a state that another engine was to read and will not."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving

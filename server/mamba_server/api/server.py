@@ -60,7 +60,7 @@ WATCH_SECONDS = 0.25
 """Interval between two reports of the progress of loading."""
 LAST_PORT = 65_535
 LEAVE_MARGIN_SECONDS = 2.0
-"""Seconds for the answer of an engine process whose peers have fetched its states."""
+"""Seconds beyond the time for the peers within which the engine process has to answer."""
 EXPORTS_SECONDS = 0.05
 """Interval between two looks at the states that other engines have still to fetch."""
 LAST_BYTES_SECONDS = 3

@@ -32,7 +32,7 @@ SECONDS = 300.0
 PIECE = 1 << 20
 """Bytes that are read from or written to the temporary file at once."""
 EXTRA_BYTES = 512 << 20
-"""Bytes of a session file beyond the arena at most: its header and its notes."""
+"""Most bytes of a session file beyond the size of the arena, for its header and its notes."""
 
 
 class SessionEndpoints:
@@ -96,8 +96,8 @@ class SessionEndpoints:
         page_size = self._serving.engine.require_ready().page_size
         if len(token_ids) <= page_size:
             raise InvalidRequest(
-                f"the conversation has {len(token_ids)} tokens, and a session needs more than a page of "
-                f"{page_size}: there is nothing worth saving yet"
+                f"the conversation has {len(token_ids)} tokens, and a session needs more than one page of "
+                f"{page_size} tokens: there is nothing worth saving yet"
             )
         return conversation.add_request(
             "session", token_ids, client=context.client, arrival=context.arrival, hand_over=True

@@ -1,1 +1,1 @@
-"""Process 2: loop, scheduler, batch, forward stream, sampler. The only process that touches the device."""
+"""The engine process: loop, scheduler, batch, forward stream, sampler. It alone touches the device."""

@@ -75,7 +75,7 @@ class AdapterCalls:
         self._replies: deque[AdminReply] = deque()
 
     def begin(self, call: AdminCall) -> bool:
-        """Begin a load in a thread, or unload; return False if the call is another one."""
+        """Begin a load in a thread, or unload; return False for a call of another verb."""
         if call.verb not in (LOAD, UNLOAD):
             return False
         if self._bank is None:

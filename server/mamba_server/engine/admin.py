@@ -90,7 +90,7 @@ class AdminCalls:
         }
 
     def _draft_lanes(self) -> dict[str, int]:
-        """Return how many sequences a draft model follows, if there is one; an idle engine has none."""
+        """Check the lanes of the draft model and return how many are held; {} without a draft model."""
         speculation = self._core.speculation
         if speculation is None or not isinstance(source := speculation.drafts.source, ModelDrafts):
             return {}
@@ -107,7 +107,7 @@ class AdminCalls:
         return 200, {"released": released}
 
     def _cached_depth(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Return status and body with the number of tokens of a prompt that a longer one would resume."""
+        """Return status and body with the number of tokens of a prompt that a longer prompt would resume."""
         token_ids = np.append(np.frombuffer(body["token_ids"], np.int32), np.int32(0))
         match = self._core.cache.match(token_ids, str(body["salt"]), self._core.step_number + 1)
         return 200, {"depth": match.resumable}

@@ -109,7 +109,7 @@ class BootOverrides:
     warm_up: bool = False
     """Whether to prepare steps on a CPU, too."""
     bound_starts: bool = True
-    """Whether the starts of a step end after a measured time; without, the schedule depends on no clock."""
+    """Whether a measured time bounds the starts of a step; if not, the schedule depends on no clock."""
 
 
 NO_OVERRIDES = BootOverrides()
@@ -145,8 +145,8 @@ class Engine:
 def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO_OVERRIDES) -> Engine:
     """Build the engine.
 
-    Raises ModelError, ModelConfigError, BudgetError, NoDevice, DeviceLost, UnknownKernels: each with an
-    `exit_code` and what to do.
+    Raises ModelError, ModelConfigError, BudgetError, NoDevice, DeviceLost, UnknownKernels: each has an
+    `exit_code`, and a message that says what to do.
     """
     directory = resolve(settings.model, report)
     config = load_model_config(directory)
@@ -325,13 +325,13 @@ def _drafts(
 
 
 def _speculation(drafts: DraftSwitch, runner: ModelRunner, stream: ForwardStream) -> Speculation:
-    """Return the drafts as the core uses them; steps in its own thread are timed by that thread's work."""
+    """Return the drafts as the core uses them; steps in the core's own thread are timed by its CPU time."""
     clock = work_clock() if isinstance(stream, InlineStream) else None
     return Speculation(drafts, runner.prepare_absorption, clock)
 
 
 def _lanes(limits: SchedulerLimits, drafts: DraftSource | None, rule: ReplayRule | None) -> int:
-    """Return the number of lanes for inputs of drafts, or of a ring: an engine has one of both at most."""
+    """Return the number of lanes for drafts, or of the ring: an engine has at most one of the two."""
     most = DRAFT_ROWS if drafts is not None else 0 if rule is None else RING_LANES
     return min(limits.max_running, most)
 
@@ -339,7 +339,7 @@ def _lanes(limits: SchedulerLimits, drafts: DraftSource | None, rule: ReplayRule
 def _connect(
     drafts: DraftSwitch | None, cache: ManagedStateCache, runner: ModelRunner, stream: ForwardStream
 ) -> None:
-    """Let a head, if that drafts, compute on the forward stream, in pages that the cache gives it."""
+    """Let the model's head, if it is a source of drafts, use the forward stream and pages of the cache."""
     source = None if drafts is None else drafts.source
     if isinstance(source, AutoDrafts):
         head, runner.head_reads = source.head, source.reads
@@ -478,7 +478,7 @@ def _cache(
 
 
 def _stores_integers(config: ModelConfig) -> bool:
-    """Return whether matrices stay integers of the checkpoint on CPUs, so that activations become int8."""
+    """Return whether a CPU keeps the checkpoint's integers as weights, and so rounds activations to int8."""
     stored = config.stored
     return stored is not None and bool(stored.int8 + stored.int4 + stored.int4_zeros)
 

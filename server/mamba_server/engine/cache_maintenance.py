@@ -1,6 +1,6 @@
 """Maintenance of the cache between steps: sweep flushed checkpoints, and recount the memory.
 
-Both visit everything in the cache, so at once they would delay all running answers. A recount compares the
+Both visit everything in the cache, so in one go they would delay all running answers. A recount compares the
 account of slots and pages with their holders; it is void when anything changes, so it runs in idle time.
 Called by the engine process.
 """

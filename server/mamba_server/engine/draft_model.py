@@ -81,7 +81,7 @@ def draft_model_source(
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraftModel:
-    """A draft model in memory, before its states have any."""
+    """A draft model whose weights are in memory, but not yet its states and pages."""
 
     model: HybridModel
     memory: DraftModelMemory

@@ -76,7 +76,7 @@ class EngineSockets:
         self._push.send(self._encode(message))
 
     def wake(self) -> None:
-        """End the wait of `receive`, from any thread: something else than a message is there."""
+        """End the wait of `receive`, from any thread: there is something to do besides messages."""
         with contextlib.suppress(BlockingIOError):  # enough wake-ups wait already
             os.write(self._waker, b"\0")
 

@@ -24,7 +24,7 @@ def with_own_head(
 ) -> ModelConfig:
     """Return the model with its head if speculation is mtp, and as one without a head if the files lack it.
 
-    `replaced` tells that the tensors come from another place than the files, which are not asked then. Raises
+    `replaced` says whether the tensors come from elsewhere than the files, which are not read then. Raises
     UnsupportedModel if speculation is mtp and the files lack the head.
     """
     needs_files = settings.speculation == "mtp" or (settings.speculation == "auto" and config.has_head)

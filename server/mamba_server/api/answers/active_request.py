@@ -1,7 +1,7 @@
 """One HTTP request while it generates: its prompts go to the engine, its deltas come back as text.
 
-The two endpoints use it as an asynchronous context: whatever ends the request (an answer, an error, a client
-that disconnects) frees what the engine still holds for it. It knows nothing of JSON.
+The endpoints use an `ActiveRequest` as an asynchronous context: whatever ends the request (an answer, an
+error, a client that disconnects) frees what the engine still holds for it. This module knows nothing of JSON.
 """
 
 import time
@@ -145,7 +145,7 @@ class ActiveRequest:
         self._max_tokens: dict[str, int] = {}
         """Output tokens of the longest finished sequence, by request id."""
         self.scores: list[Logprobs] = []
-        """Log-probabilities of prompts, handed out or still to be; the last user of each list empties it."""
+        """Log-probabilities of prompts, handed out already or not; the last user of each list empties it."""
         self.explanations: dict[str, PrefixExplanation] = {}
         """Explanations of the tokens that prompts resumed, by request id, as far as they were requested."""
         self._started_at = 0.0

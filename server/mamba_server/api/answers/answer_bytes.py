@@ -27,7 +27,7 @@ log = get_logger(__name__)
 Encoded = TypeVar("Encoded")
 
 ENTRY_CHARS = 32
-"""Approximate size of one log-probability in the JSON of an answer; encoding it takes six times as much."""
+"""Approximate size of one log-probability in an answer's JSON; encoding it takes six times the memory."""
 QUIET_SECONDS = 15.0
 """Time without an event after which a running stream sends a comment: load balancers close silent streams."""
 
@@ -152,7 +152,7 @@ def _explain_in_chunk(
     explanation: RequestedExplanation | None,
     update: ChoiceUpdate,
 ) -> None:
-    """Let the chunk of the update carry the explanation, if it is the one that has to."""
+    """Let the chunk of `update` carry the explanation, if the answer ends with this update."""
     if explanation is not None and explanation.is_due(update):
         builder.vendor = explanation.vendor_body(active.explanations)
 

@@ -73,7 +73,7 @@ class AnswerFormat:
     reasoning: ReasoningFormat | None
     tool_calls: ToolCallFormat | None
     markers: tuple[str, ...] = ()
-    """Texts that mark the parts, for us or for the client; a tokenizer may have them as special tokens."""
+    """Texts that mark the parts, for us or for a client that parses the text; some may be special tokens."""
 
     @classmethod
     def of(cls, request: ChatCompletionRequest, template: ChatTemplate | None) -> "AnswerFormat":

@@ -191,7 +191,7 @@ class ChatResponseBuilder(StreamFrame):
     ) -> tuple[responses.PromptLogprobs | Raw | UnsetType, list[int] | UnsetType]:
         """Return the prompt's log-probabilities and token ids; UNSET for what was not requested.
 
-        An answer has them once.
+        They belong to the answer and not to a choice. The log-probabilities are freed here.
         """
         token_ids = self._prompt_token_ids if self._request.return_token_ids else UNSET
         if self._request.prompt_logprobs is None or self._prompt_logprobs is None:

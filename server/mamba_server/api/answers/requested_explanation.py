@@ -1,7 +1,7 @@
 """`RequestedExplanation`: the explanation that one request asks for, given at the end of its answer.
 
-The endpoints make one for a request with the header, and none for others. `RecentExplanations` keeps those of
-the last such requests for the admin API.
+The endpoints make one for a request with the header `X-Mambaserve-Explain: 1`, and none for others.
+`RecentExplanations` keeps the explanations of the last such requests for the admin API.
 """
 
 from collections import OrderedDict
@@ -62,9 +62,9 @@ class RequestedExplanation:
         recent: "RecentExplanations",
         keys: KeyFile | None,
     ) -> Self:
-        """Return the explanation of a request with the header, which is kept among `recent` ones.
+        """Return the explanation of a request that asks for one; at the end `recent` keeps it.
 
-        `answer_id` is the identifier of the answer. `keys` are those that clients need; None = none.
+        `answer_id` is the identifier of the answer. `keys` are the API keys; None = no key is needed.
         """
         # Only a gateway knows the caches of other engines; other clients could write anything.
         trusted = comes_from_gateway(context, keys)

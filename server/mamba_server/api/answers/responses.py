@@ -228,7 +228,7 @@ def cost_body(cost: Cost, prompt: int, completion: int, cached: int, prices: Pri
 
 
 def engine_cost(usage: UsageBody) -> dict[str, Any]:
-    """Return the field of a usage object with the cost, if the client wants to know it."""
+    """Return the field of a usage object with the cost; {} if the client does not want to know it."""
     return {} if usage.engine_cost is UNSET else {"engine_cost": usage.engine_cost}
 
 

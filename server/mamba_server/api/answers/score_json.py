@@ -1,7 +1,7 @@
 """The JSON of log-probabilities, encoded piece by piece for long prompts. Pure.
 
-While one call of the encoder runs, or a copy of its result, no other thread does, that of the event loop
-included.
+While one call of the encoder runs, or while its result is copied, no other thread of the process runs, not
+even the thread of the event loop.
 """
 
 import uuid

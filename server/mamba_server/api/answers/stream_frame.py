@@ -8,7 +8,10 @@ from mamba_server.api.answers.responses import VendorBody
 
 
 class StreamFrame:
-    """How streams begin and end in OpenAI's form; builders inherit it, and those of other APIs change it."""
+    """Gives a builder of answers the end, the errors and the signs of life of a stream in OpenAI's form.
+
+    The builders of all dialects inherit from it; those of other dialects than OpenAI's override its parts.
+    """
 
     quiet = responses.COMMENT
     """Bytes that keep a stream alive while nothing can be sent."""
@@ -24,5 +27,5 @@ class StreamFrame:
 
 
 def vendor_fields(vendor: VendorBody | UnsetType) -> dict[str, VendorBody]:
-    """Return the field of a body that is a dictionary; none if there is nothing to say."""
+    """Return `vendor` as the field of a body that is a dictionary; {} if `vendor` is not set."""
     return {} if vendor is UNSET else {"mambaserve": vendor}

@@ -94,7 +94,7 @@ class EngineClient:
         return len(self._inboxes)
 
     def require_ready(self) -> wire.Ready:
-        """Return the engine's limits. Raises NotReady."""
+        """Return the engine's last Ready message, with its limits. Raises NotReady if it is not ready now."""
         if self.state.phase != "ready" or self.ready is None:
             raise NotReady(f"the model is not ready: {self.state.reason}")
         return self.ready
@@ -323,7 +323,10 @@ class EngineClient:
         return "loading" if self.ready is None else "restarting"
 
     async def stop(self, grace: float = 5.0) -> None:
-        """End the engine process, so that `run` returns: by a request, then by force; at once if it loads."""
+        """End the engine process, so that `run` returns.
+
+        A ready engine is asked to end, and killed after `grace` seconds; another one is killed at once.
+        """
         self._stopping.set()
         process = self._process
         if process is None:

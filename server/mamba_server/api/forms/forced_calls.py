@@ -20,7 +20,7 @@ from mamba_text.tool_calls import ToolCallFormat
 
 _DEFINITIONS = ("$defs", "definitions")
 _ANNOTATIONS = frozenset({"title", "description", "$schema", "examples", "default", "additionalProperties"})
-"""Keys that demand nothing of arguments; `additionalProperties` does not, since no others are written."""
+"""Keys that demand nothing of a call in tags, which has no arguments other than those of `properties`."""
 
 
 def forced_calls(

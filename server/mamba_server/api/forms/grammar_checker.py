@@ -1,8 +1,9 @@
 """`GrammarChecker`: checks whether a grammar can be followed, before it is sent to the engine.
 
-The API process has one, which both generation endpoints use. A child process, `mamba_server.grammar_check`,
-compiles the grammars; it is started for the first grammar, and again whenever it has ended. Results are kept,
-since clients repeat their forms. Long grammars do not delay short ones, nor those of one client another's.
+The API process has one checker, for all endpoints that generate. A child process,
+`mamba_server.grammar_check`, compiles the grammars; it is started for the first grammar, and again whenever
+it has ended. Results are kept, since clients repeat their forms. Long grammars do not delay short ones, and
+the grammars of one client do not delay those of another.
 """
 
 import asyncio
@@ -29,13 +30,13 @@ MAX_WAITING = 128
 """Maximum number of requests whose grammars wait in one queue. A client may have at most as many as it leaves
 free: half of all if no other client waits, and fewer the more others do."""
 SILENCE_SECONDS = 30.0
-"""Time without an answer after which the process counts as hung; it limits a check to two seconds itself."""
+"""Time without an answer after which the process counts as hung; it bounds each check to two CPU seconds."""
 HUNG = "it could not be checked in time; try again"
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarTokens:
-    """The tokens of the model that answers consist of, as a grammar is compiled for them."""
+    """The tokens of the model, for which the grammars of its answers are compiled."""
 
     file: Path
     """The model's tokenizer.json."""

@@ -1,6 +1,6 @@
 """The form that an answer must have, as a grammar for the engine. The grammar is checked before it is sent.
 
-The two generation endpoints use it. The engine checks the grammar again, with the model's tokens.
+The endpoints that generate use it. The engine compiles the grammar once more before it follows it.
 """
 
 import json
@@ -40,7 +40,7 @@ FormSpec = ResponseFormat | StructuredOutputs
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """The form that the engine enforces on one answer: a grammar, and what it is made from."""
+    """The form that the engine enforces on one answer, and what it leaves out of the requested form."""
 
     grammar: str = ""
     """Grammar of llguidance; "" = the answer is unrestricted."""

@@ -69,7 +69,7 @@ class AdminRefused(ApiError):
 
 
 class NoRoomForSession(ApiError):
-    """A conversation whose state cannot be kept or written now."""
+    """The state of the conversation cannot be kept or written now."""
 
     status, kind, code, retry_after = 503, "service_unavailable_error", "no_room", 2.0
 

@@ -20,7 +20,7 @@ LARGE_BYTES = 64 * 1024
 SMALL_FIELDS = frozenset({"logit_bias", "metadata"})
 """Fields that hold few short entries."""
 MAX_COLONS = 16 * 1024
-"""Number of colons up to which a large body's unknown fields are listed: parsing names costs like values."""
+"""Most colons of a large body whose unknown fields are listed: parsing a name takes as long as a value."""
 
 
 class JsonFields:

@@ -25,7 +25,7 @@ log = get_logger(__name__)
 
 @functools.cache
 def _warn_of_effort() -> None:
-    """Log the warning once in a process, as for unknown fields: clients repeat it."""
+    """Warn, once in a process, that the chat template ignores `reasoning_effort`, which clients repeat."""
     log.warning("reasoning_effort_ignored", reason="the model's chat template does not use it")
 
 

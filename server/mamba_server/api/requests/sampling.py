@@ -1,6 +1,6 @@
 """From a validated request to the engine's sampling parameters and lengths. Pure.
 
-The two generation endpoints use it. It checks what depends on the model: lengths and token ids.
+The endpoints that generate use it. It checks what depends on the model: lengths and token ids.
 """
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest

@@ -26,7 +26,7 @@ class UsageTotals:
     def __init__(self, model: str, clock: Callable[[], float] = time.time) -> None:
         self.model = model
         self.incarnation = uuid.uuid4().hex
-        """Random name of this process, by which gateways add the totals of several."""
+        """Random name of this process, by which gateways distinguish its totals from those of others."""
         self._clock = clock
         self._numbers: dict[tuple[str, str], int] = {}
         """Number of the account by key and adapter."""

@@ -22,7 +22,7 @@ class AuditResult:
 
     request_id: str
     choice: int
-    """Number of the answer, of a request for several."""
+    """Index of the answer among the answers to the request."""
     outcome: Outcome
     tokens: int
     """Tokens of the prompt and the answer."""
@@ -42,7 +42,7 @@ class AuditResult:
     """Largest difference of a state, relative to its head; None = no checkpoint was there to compare."""
     quarantined: tuple[Quarantined, ...] = ()
     accepted: int = 0
-    """Tokens of the answer that were drafted before."""
+    """Number of accepted drafts among the tokens of the answer."""
 
     @property
     def origin(self) -> Origin:

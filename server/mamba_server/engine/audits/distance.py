@@ -64,7 +64,7 @@ class Precision:
 
     @property
     def bounds(self) -> Bounds:
-        """Greatest distances that rounding explains: the largest ones of all that is rounded."""
+        """Greatest distances that rounding explains: the largest of the bounds that apply."""
         if self.batch_invariant:
             return BATCH_INVARIANT
         rounded = [(EXPERTS if self.experts else ACTIVATIONS)[self.dtype]]

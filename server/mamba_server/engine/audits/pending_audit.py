@@ -36,7 +36,7 @@ class PendingAudit:
     sequence: Sequence | None = None
     """Tokens as a prompt, for the runner; None = the audit is not under way."""
     plain: list[float] = field(default_factory=list)
-    """Log-probabilities of the answer's tokens, computed plainly."""
+    """Log-probabilities of the answer's tokens, computed without cached states and drafts."""
     state_distance: float | None = None
     """Largest distance of a state so far."""
     _checkpoints: dict[int, Lineage] = field(default_factory=dict)

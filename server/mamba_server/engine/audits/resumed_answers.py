@@ -120,7 +120,7 @@ class ResumedAnswers:
                 sequence.served = ServedScores(resumption)
 
     def ended(self, sequence: Sequence, keep: int | None) -> None:
-        """Queue the answer of a sequence; `keep`: its tokens that count, None = all known."""
+        """Queue the answer of a sequence for an audit; `keep`: its tokens that count, None = all known."""
         served, prompt_len = sequence.served, sequence.prompt_len
         assert served is not None
         tokens = sequence.known_token_ids()[:keep].copy()

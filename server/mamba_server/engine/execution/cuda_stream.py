@@ -16,7 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class CudaStream:
-    """Runs device work on one stream of `device`, in order; every state write of the engine is on it (O1)."""
+    """Runs device work on one stream of `device`, in order; every state write of the engine is on it.
+
+    This is rule O1 of docs/explanation/state-cache.md.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)

@@ -36,7 +36,7 @@ def decode_buckets(most: int) -> tuple[int, ...]:
 
 
 class DecodeSteps:
-    """Steps for up to `most` sequences.
+    """Prepared decode steps for up to `most` sequences.
 
     `make(rows)` builds one, `graphs` captures it; None captures none. A step that cannot be captured is
     issued each time: slower, with the same results.

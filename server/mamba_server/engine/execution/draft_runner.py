@@ -1,8 +1,8 @@
 """Device side of a draft model: reads what is new of each sequence, then writes drafts on a copied state.
 
 `prepare` runs on the loop's side; the work that it returns runs on the forward stream, between two steps of
-the engine. It samples as the step will that checks the drafts: with the parameters, the seed and the
-position of each sequence. Nothing waits for the device between two drafts.
+the engine. Drafts are sampled with the parameters, the seed and the position of their sequence, as the step
+that checks them samples. Nothing waits for the device between two drafts.
 """
 
 from collections.abc import Callable

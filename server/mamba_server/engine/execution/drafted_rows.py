@@ -1,6 +1,6 @@
 """Rows of a step that check drafts: what restricts them, and what their results say. Pure.
 
-The runner calls it around the device work of a step, and behind that of a head.
+The runner calls it before and after the device work of a step, and after the drafting of the model's head.
 """
 
 from collections.abc import Callable

@@ -57,9 +57,9 @@ def on_host(sampled: SampledTokens, *, reused: bool = False) -> SampledTokens:
 
 
 def in_schedule_order(finite: torch.Tensor, checked: list[int]) -> npt.NDArray[np.bool_]:
-    """Reorder flags from the order of the logits to the order of the schedule; others are True.
+    """Reorder flags from the order of the logits to the order of the schedule.
 
-    `checked` is the place in the schedule of each flag.
+    `checked` is the place in the schedule of each flag. The result is True for a sequence without a flag.
     """
     out = np.ones(len(checked), np.bool_)
     out[checked] = finite.numpy()

@@ -10,7 +10,7 @@ from mamba_kernels.ssd_prefill.segments import LEAST_CHUNKS
 from mamba_server.model.trial_batch import TrialPiece
 
 DECODE_COUNTS = 2
-"""Numbers of decodes, from 0 on, that any model's prompts are computed behind."""
+"""Least number of variants of a step with prompts: behind no decode, behind one, and so on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,8 +101,8 @@ class ModelRunner:
         """Allocate the tables and prepare nothing yet.
 
         `sample` is the `operator` of `Sampler`. `graphs` captures decode steps where only kernels compute;
-        None = no step is captured. `longest_piece` and `step_tokens` are the most tokens of one prompt, and
-        of all, in a step.
+        None = no step is captured. `longest_piece` is the most tokens of one prompt in a step, and
+        `step_tokens` the most tokens of a step.
         """
         self._model = model
         self._cache = cache
@@ -116,7 +116,7 @@ class ModelRunner:
         # One row more than there are sequences, for padding.
         self._last_token = torch.zeros(persistent.rows + 1, dtype=torch.int32, device=device)
         self._last_on_host = self._last_token.numpy() if device.type == "cpu" else None
-        """The same memory on a CPU, where an array's items are set sooner than a tensor's."""
+        """Last tokens as an array of the same memory, on a CPU: its items are set sooner than a tensor's."""
         self._page_table = PageTable(persistent.rows, persistent.pages.shape[1], device)
         library = model.backend.library
         self._sampler = Sampler(vocab_size, device, eos_token_ids, sample, library)

@@ -41,7 +41,10 @@ Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The tokens that one step sampled, on the device; log-probabilities are those before any processing."""
+    """The tokens that one step sampled in its L rows, on the device.
+
+    Log-probabilities are those before any processing of the logits.
+    """
 
     ids: torch.Tensor
     """Ids of the tokens, [L] int32."""
@@ -170,7 +173,7 @@ class Sampler:
     def with_drafts(self, rows: Sequence[SamplingRow]) -> tuple[list[SamplingRow], list[DraftedRow]]:
         """Give the rows of drafts, in which a sequence occurs again, counts of their own.
 
-        The second result are the drafted rows of sequences with penalties.
+        Return all rows, and the drafted rows of sequences with penalties.
         """
         changed: list[SamplingRow] = []
         drafted: list[DraftedRow] = []
@@ -364,7 +367,7 @@ class Sampler:
 
 
 def joined(parts: list[SampledTokens]) -> SampledTokens:
-    """Join the blocks of a step, each as wide as the widest."""
+    """Join the results of a step's blocks; all get as many top tokens as the block with the most."""
     if len(parts) == 1:
         return parts[0]
     ids, finite = (torch.cat([getattr(part, name) for part in parts]) for name in ("ids", "finite"))

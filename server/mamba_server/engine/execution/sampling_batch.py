@@ -95,11 +95,11 @@ class SamplingBatch:
     """Excluded tokens; `values` = first absolute position at which the token may come."""
     penalties: Penalties | None
     random: Rows | None
-    """Rows with temperature > 0; the other filters hold positions in this list."""
+    """Rows with temperature > 0. The rows of `min_p`, `top_k` and `top_p` are positions in this list."""
     temperature: torch.Tensor | None
     """Temperature of each row that is drawn at random, [random, 1]."""
     words: torch.Tensor | None
-    """[random, 2] int32 seed words"""
+    """Words of the seed of each row that is drawn at random, [random, 2] int32."""
     min_p: Filter | None
     top_k: Filter | None
     top_k_max: int

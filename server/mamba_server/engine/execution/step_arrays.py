@@ -1,7 +1,7 @@
 """Arrays of a step, built on the host from its schedule: everything the device needs.
 
 They are copied from the batch at launch; the device work reads nothing else, so a commit releases exactly
-what its launch named (O5). No tensors.
+what its launch named (rule O5 of docs/explanation/state-cache.md). No tensors.
 """
 
 from dataclasses import dataclass
@@ -119,10 +119,11 @@ def _join(left: Ints, right: list[int]) -> Ints:
 
 
 def _decode_rows(schedule: Schedule) -> tuple[Ints, Ints | None, Ints]:
-    """Return the persistent row of each row that decodes, its depth behind its sequence's, and its token.
+    """Return, for each row that decodes, the persistent row, the distance from the decode, and the token.
 
-    First the decodes, whose tokens are placeholders, then the first token of each draft, the second, and so
-    on. The depths are None without drafts.
+    First come the decodes, whose tokens are placeholders, then the first tokens of all drafts, then the
+    second ones, and so on. The distance is 0 for a decode and 1 for the first token of a draft. Distances are
+    None without drafts.
     """
     decodes = len(schedule.decodes)
     if not schedule.drafts:

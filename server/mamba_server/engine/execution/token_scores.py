@@ -15,8 +15,8 @@ them."""
 def block_rows(vocab_size: int) -> int:
     """Return the number of rows of logits that are scored together, or from which a copy is sampled.
 
-    It bounds the copies. A multiple of `ALIGNED_ROWS` unless a vocabulary is so large that a block has fewer
-    rows.
+    The number bounds the memory of the copies. It is a multiple of `ALIGNED_ROWS` unless the vocabulary is so
+    large that a block has fewer rows.
     """
     rows = max(1, min(LOGIT_ROWS, BLOCK_LOGITS // vocab_size))
     return rows - rows % ALIGNED_ROWS or rows

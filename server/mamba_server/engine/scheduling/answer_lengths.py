@@ -10,7 +10,7 @@ from collections import deque
 MAX_ANSWERS = 128
 """Answers that are remembered: after a change of the traffic, only new ones count once as many have ended."""
 PRIOR_WEIGHT = 4
-"""Number of answers for which the length expected beforehand counts."""
+"""Weight of the length that is expected beforehand, as a number of answers that have ended."""
 QUANTILE = 0.5
 """Quantile of the longer answers that is expected: too short as often as too long."""
 MIN_TAIL = 4

@@ -27,7 +27,7 @@ class Rest:
     """Order of the sequence that joined last."""
 
     def begin(self, steps: int, decodes: list[Sequence]) -> None:
-        """Ask for nothing in the next steps of these sequences."""
+        """Begin a rest of `steps` steps of the sequences `decodes`."""
         self.steps = self._planned = steps
         self._decodes, self._last = len(decodes), decodes[-1].order
 

@@ -53,8 +53,8 @@ class FairTurns(Generic[Key, SomeMember]):
         self._turns: list[tuple[float, Key]] = []
         """Heap of waiting members; an entry is valid while its member is `listed` with it."""
         self._idle: list[tuple[float, Key]] = []
-        """Heap of members that had nothing to compute; they are forgotten once their start has passed,
-        too."""
+        """Heap of members that had nothing to compute; a member that still is idle is forgotten once its
+        start has passed."""
         self._active_weight = 0.0
         """Weight of all active members; weights are powers of two, so the sum is exact."""
         self._virtual = 0.0

@@ -1,7 +1,7 @@
 """Explanation of what a prompt resumes: the cache's match in terms of the nearest cached prompt. Pure.
 
-The admission asks for one where the client wants it, and the admin call `explain` for a prompt that nobody
-sends. The API process turns it into words and text.
+The admission asks for one where the client wants it, and the admin call `explain` for a prompt that is not
+computed. The API process turns it into words and text.
 """
 
 from mamba_server.cache import Match, NearestPrefix, StateCache, Tokens

@@ -1,7 +1,7 @@
 """Rows whose live slots lack the last few tokens: which rows of a step write their states. Pure.
 
-With a ring, a decode step reads the state of a row and leaves the inputs of its token in the row's lane; each
-so many-th token the state is written. States are written at depths that the length of the ring divides, and
+With a ring, a decode step reads the state of a row and leaves the inputs of its token in the row's lane; the
+state is written once in several tokens. States are written at depths that the length of the ring divides, and
 the length divides a page, so that nothing is missing in a live slot at a depth at which a state is kept:
 where a checkpoint is due, where a sequence ends on a page, where one is preempted there. At other depths
 nobody reads a live slot but the next step of its row.
@@ -24,10 +24,10 @@ class RingRows:
         self._batch, self.tokens, self._least_rows = batch, tokens, least_rows
 
     def plan(self, rows: Ints, reached: Ints) -> Ints:
-        """Return [3, n] for a step that takes `rows` to the depths `reached`, before its launch.
+        """Return int32[3, n] for a step that takes the n `rows` to the depths `reached`, before its launch.
 
-        Its rows are the lane of each row, or -1; the number of inputs in the lane; and whether the step
-        writes the row's state. Rows get lanes here; a row that gets none writes its state.
+        For each row it has the lane, or -1; the number of inputs in the lane; and whether the step writes the
+        row's state. Rows get lanes here; the state of a row that gets none is written.
         """
         lane = self._batch.lane
         if len(rows) < self._least_rows:

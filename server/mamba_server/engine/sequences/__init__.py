@@ -1,1 +1,1 @@
-"""Sequences and the schedule of one step: what every other folder of the engine speaks of."""
+"""Sequences and the schedule of one step, which every other folder of the engine uses."""

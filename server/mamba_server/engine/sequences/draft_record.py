@@ -1,14 +1,14 @@
 """`DraftRecord`: the worth of a sequence's drafts so far, which their source reads. Pure."""
 
 DRAFT_FADING = 0.85
-"""Weight of a draft after each later one."""
+"""Factor by which each later draft reduces the weight of a draft."""
 HEAD_FADING = 0.97
 """The same for drafts of the model's head, which are right by chance rather than by stretches of text."""
 HEAD_PAUSE = 8
 """Least number of tokens between two trials of the head."""
 PRIOR, HEAD_PRIOR = 2.0, 8.0
-"""Numbers of tokens for which the share of all sequences counts in that of a new one: copying is a matter of
-the sequence, and how often a head is right hardly one."""
+"""Weight of the share of all sequences in the share of one sequence, as a number of tokens: for look-ups, and
+for the head. Sequences differ in how much they copy, but hardly in how often a head is right."""
 
 
 class DraftShare:

@@ -35,7 +35,7 @@ class NextTokens(Protocol):
         """Return a copy, which drafted tokens may move on while this object stays where it is."""
 
     def forced(self) -> list[int]:
-        """Return tokens that have to come next, as far as they are known without looking at each of them."""
+        """Return the tokens that have to come next, as far as the rules know them; there may be none."""
 
     def consume(self, token: int) -> None:
         """Record that `token` was chosen."""
@@ -131,10 +131,10 @@ def permits(mask: npt.NDArray[np.int32], token: int) -> bool:
 
 
 def masks_ahead(grammar: NextTokens, tokens: Sequence[int], words: int) -> npt.NDArray[np.int32]:
-    """Return the masks of the next token, and of those behind each of `tokens` that may come.
+    """Return the masks of the next token, and of the tokens that may follow each of `tokens`.
 
-    One row more than there are such tokens: the first token that may not come ends them, and so does one
-    behind which nothing can follow. `words`: length of a mask.
+    The masks end at the first of `tokens` that may not come, or behind which nothing can follow; so there is
+    one mask more than tokens that passed. `words`: length of a mask.
     """
     masks = np.empty((len(tokens) + 1, words), np.int32)
     ahead, count = grammar.look_ahead(), 1

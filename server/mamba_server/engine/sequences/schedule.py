@@ -7,7 +7,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.wire import PrefillTiming
 
 MAX_BESIDE = 4
-"""Most sampled requests that a piece names as computed in the same step."""
+"""Most other requests with a sampled trace that the timing of a piece names as computed in the same step."""
 _SAMPLED = "-01"
 
 

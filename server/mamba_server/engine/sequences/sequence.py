@@ -125,7 +125,7 @@ class Sequence:
         self.cost = SequenceCost(account)
         """Use of the engine so far."""
         self.reports_cost = reports_cost
-        """Whether its deltas carry that."""
+        """Whether its deltas carry the cost."""
         self.arrived = False
         """Whether it has waited for a state from elsewhere."""
         self.seed = seed
@@ -242,7 +242,7 @@ class Sequence:
         return (self.pooled / np.float32(tokens)).astype("<f4").tobytes()
 
     def placement_ids(self) -> Tokens:
-        """Return the tokens by which the cache places checkpoints: also those that another engine computes.
+        """Return the tokens by which the cache places checkpoints, with those that another engine computes.
 
         Pieces then end where they end at an engine that computes the whole prompt, so the states have the
         same bits.

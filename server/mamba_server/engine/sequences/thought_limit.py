@@ -1,4 +1,4 @@
-"""`ThoughtLimit`: ends the thoughts of one answer after a number of tokens, by those of their end marker.
+"""`ThoughtLimit`: ends the thoughts of one answer after a number of tokens, by forcing their end marker.
 
 The engine decides which token comes next; the API process, which writes the texts of the answer, finds the
 same marker as where the model writes it by itself. Markers are compared as bytes, because a model may spell a

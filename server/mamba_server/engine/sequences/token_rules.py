@@ -1,7 +1,8 @@
 """`TokenRules`: the tokens that may come next in one answer, where its request restricts them in some ways.
 
-A grammar, a budget of thoughts, allowed tokens and sequences of tokens that must not come. One for each
-sequence; used on the loop's side of the engine alone, as `OutputGrammar` is, in whose place it stands.
+The rules join a grammar, a budget of thoughts, allowed tokens, and sequences of tokens that must not come.
+Each sequence with such restrictions has its own `TokenRules` in place of an `OutputGrammar`. Only the loop's
+side of the engine uses them.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 Measured gain decides. Look-ups are those of `NgramDrafts`, whose gain the head's has to exceed. The time of a
 step with drafts of the head includes that of drafting. While the head does not pay, it foresees one token of
-a sequence now and then, which is compared with the answer without being computed, so that it returns when it
-would. It reads what steps compute only as long as it was right a short while ago.
+a sequence now and then, which is compared with the answer without being computed, so that drafts of the head
+return when they would pay. The head reads the tokens of a step only if it was right a short while ago.
 """
 
 from mamba_server.cache import Tokens
@@ -21,22 +21,22 @@ from mamba_server.engine.speculation.ngram_drafts import (
 )
 
 TIME_OF_TRIAL = 0.5
-"""Time of a trial, in steps: what a head costs that has a layer of the model's size, and code that rarely
-runs."""
+"""Time of a trial, in steps without drafts: for a head with one layer of the model's size, and for code that
+rarely runs."""
 TIME_OF_READING = 0.1
-"""Time by which a step takes longer in which the head reads, in steps."""
+"""Time that reading by the head adds to a step, in steps without drafts."""
 READS_BEHIND_RIGHT = 12
-"""Steps in which the head reads behind a token that it foresaw rightly. It reads prompts in any case."""
+"""Number of steps that the head reads after it was right about a token. It reads prompts in any case."""
 LONGEST_HEAD_PAUSE = 256
 """Most tokens of a sequence between two trials of the head."""
 QUIET_STEPS, MOST_QUIET_STEPS = 4, 128
-"""Steps between two trials, of whichever sequences: at first, and after several."""
+"""Steps between two trials of the head in the whole engine: at first, and at most."""
 
 
 class AutoDrafts(NgramDrafts):
     """Proposes drafts for one engine whose model has a head, as long as they promise to save time.
 
-    A draft is looked up in the text, or comes from `head`; trials show which of these is right how often.
+    A draft is looked up in the text, or comes from `head`; trials show how often each of the two is right.
     """
 
     kinds = (*KINDS, KIND)
@@ -51,7 +51,7 @@ class AutoDrafts(NgramDrafts):
         self._sizes = sorted({1, min(FEWEST, most), -(-most // 2), most})
 
     def reads(self) -> bool:
-        """Return whether the head should read the tokens of the next step, or have keys of zeros for them."""
+        """Return whether the head should read the tokens of the next step; if not, their keys are zeros."""
         return self._reads and self._step + self.rest.lasted < self._reads_until
 
     def _steps_ended(self, count: int) -> None:

@@ -92,7 +92,7 @@ class DraftLanes:
         return np.array(places, np.int32), np.array(pages, np.int32)
 
     def check(self) -> None:
-        """Check that each lane and page is free or held once; tests and the admin call `ledger` do."""
+        """Assert that each lane and page is free or held once; for tests and the admin call `ledger`."""
         lanes = [*self._free_lanes, *(lane.number for lane in self._held.values())]
         pages = [*self._free_pages, *(page for lane in self._held.values() for page in lane.pages)]
         assert sorted(lanes) == list(range(self.lanes)), "lanes of the draft model"

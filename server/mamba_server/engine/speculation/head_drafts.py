@@ -37,7 +37,7 @@ class HeadDrafts:
 
     `most` is the largest number of drafts behind a token, and `rows` the largest number of sequences of a
     step with drafts. The boot sets `compute`, which returns the tokens of each sequence of a request, and
-    `room`, which returns how many of some drafts a sequence may have and takes their pages.
+    `room`, which returns how many drafts a sequence may have, up to a number, and takes pages for them.
     """
 
     def __init__(self, most: int, rows: int) -> None:

@@ -1,10 +1,10 @@
 """`LossLimit`: bounds the time that drafts lose, whatever they promise. Pure.
 
-A source of drafts that may leave them out asks it before it spends time on drafts, on reading by a head, or
-on finding out whether either would pay, and tells it what came of it. So what an answer loses is bounded by
-construction: `CREDIT` when it begins, `SPENT_A_STEP` for each of its steps, and at most `CREDIT` more where
-text of the answer itself promised a gain. Times are in steps without drafts, from measured quartiles, so that
-one step that another process has interrupted counts as any other.
+A source that may leave drafts out asks the limit before it spends time on drafts, on reading by a head, or
+on trials, and reports to the limit what came of them. So what an answer loses is bounded by construction:
+`CREDIT` when it begins, `SPENT_A_STEP` for each of its steps, and at most `CREDIT` more where text of the
+answer itself promised a gain. Times are in steps without drafts, from measured quartiles, so that one step
+that another process has interrupted counts as any other.
 """
 
 import math
@@ -14,7 +14,7 @@ SPENT_A_STEP = 0.003
 CREDIT, MOST_CREDIT = 2.0, 8.0
 """Steps that drafts may lose at the start of an answer, and after they have gained in it."""
 SEEN = 0.5
-"""Part of the gain that a look-up would have had which counts as if it had been drafted."""
+"""Share of the gain that a draft on trial promised which counts as if the draft had been computed."""
 
 
 class LossLimit:
@@ -27,7 +27,7 @@ class LossLimit:
     def __init__(self) -> None:
         self._left = CREDIT
         self._lent = 0.0
-        """Steps that promises have added and no gain has paid back yet."""
+        """Steps that trials have added to what drafts may lose, and that no gain has paid back yet."""
 
     def affords(self, time: float) -> bool:
         """Return whether drafts may lose `time`, in steps without drafts."""

@@ -151,7 +151,7 @@ class ModelDrafts:
             return None
         token_ids = sequence.token_ids[start : start + tokens].copy()
         if token_ids.max() >= self._vocabulary:
-            # Ids beyond the draft model's embedding, which its padding is shorter by.
+            # The embedding of the served model may be padded to more ids than the draft model has.
             return None
         pages = np.array(lane.pages, np.int32)
         return DraftPiece(lane, sequence.row, start, token_ids, drafts, pages)

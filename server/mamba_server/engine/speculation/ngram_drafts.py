@@ -22,25 +22,25 @@ from mamba_server.engine.speculation.step_costs import StepCosts
 KINDS: tuple[str, ...] = ("ngram", "form")
 """Origins of drafts: a look-up, or the form of the answer, which leaves no choice."""
 FEWEST = 2
-"""Number of drafts that is compared with more of them."""
+"""Smallest length of a look-up's draft that is considered."""
 LEAST_GAIN = 1.05
 """Least expected tokens per time, as a multiple of a step without drafts."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 4, 64
-"""Tokens between two trials of a sequence whose look-ups are right, and most between those that are not."""
+"""Tokens between two trials of a sequence whose look-ups are right; most tokens where they are not."""
 FIRST_TRIAL = SHORTEST + FEWEST
 """Tokens of a sequence before its first trial: as many as a copy needs to show that it is one."""
 FIRST_PAUSE = 16
-"""Half the most tokens between the first trials of a sequence, where those of the last ones found no copy."""
+"""Largest value of `NgramDrafts._first_pause`, which doubles while first trials find no copies."""
 CROWD = 4
-"""Number of decodes, in sequences that may have drafts, beyond which none is looked for: such a step has many
-rows without drafts, and looking at each sequence would take time."""
+"""Number of decodes, as a multiple of the sequences that may have drafts, beyond which no draft is looked
+for: such a step has many rows without drafts, and looking at each sequence would take time."""
 SHORTEST_REST, LONGEST_REST = 4, 64
 """Least and most steps without drafts before another look, while the sequences stay the same."""
 TIME_OF_SEARCH, TIME_OF_ABSORBING = 0.1, 0.3
 """Time of a look-up that finds nothing, and of absorbing accepted drafts in a step without drafts, in steps
 of the shipped model, which are the shortest there are."""
 PLAIN_EVERY = 64
-"""Number of steps with drafts after which one is left without, so that its time is known."""
+"""Number of steps with drafts of which one goes without, so that the time without drafts stays known."""
 
 
 class NgramDrafts:
@@ -65,7 +65,7 @@ class NgramDrafts:
         """Half the tokens between the first two trials of a new sequence."""
         self._drafted_steps = 0
         self._accepted = 0
-        """Drafts of the step that is being committed which were right."""
+        """Number of right drafts in the step that is being committed."""
         self._best = 1.0
         """Gain that the last proposal promised; 1 = there was none."""
         self._counts = DraftCounts(*self.kinds)
@@ -88,7 +88,7 @@ class NgramDrafts:
         self._losses.steps_ended(count)
 
     def _looked_for(self, decodes: list[Sequence]) -> dict[int, Tokens]:
-        """Return the drafts of a step for which drafts are looked for."""
+        """Look for drafts of this step; return the ones to check, by the index of the decode."""
         self._best = 1.0
         if not self._always:
             if len(decodes) > CROWD * self._rows:
@@ -239,7 +239,7 @@ class NgramDrafts:
     # --- rests ----------------------------------------------------------------------------------------
 
     def _rest(self, decodes: list[Sequence]) -> None:
-        """Look for drafts again when a trial of a sequence is due, at one token a step."""
+        """Rest until a trial of a sequence is due, at one token a step; not while an answer follows rules."""
         if any(each.grammar is not None for each in decodes):
             # What a form leaves no choice about shows at once.
             return

@@ -55,7 +55,7 @@ class AnswerAudits(Protocol):
         ...
 
     def ended(self, sequence: Sequence, keep: int | None) -> None:
-        """Queue the answer of a sequence; `keep`: its tokens that count, None = all known."""
+        """Queue the answer of a sequence for an audit; `keep`: its tokens that count, None = all known."""
         ...
 
     def interrupt(self) -> None:

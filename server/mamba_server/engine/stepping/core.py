@@ -53,7 +53,7 @@ class _LaunchedStep:
     started: float
     """Time of the launch, in seconds of the engine's clock."""
     allocations: list[SequenceAllocation | None]
-    """Allocations of the schedule's members at launch: a member may have lost its allocation since (O5)."""
+    """Allocations of the schedule's members at launch: a member may have lost its allocation since."""
 
 
 FAILURES_IN_A_ROW = 3
@@ -63,9 +63,9 @@ FAILURES_IN_A_ROW = 3
 class EngineCore:
     """The sequences of one engine, and the loop that admits, schedules, runs and commits them.
 
-    `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6). `pace` keeps steps near
-    a target time; None = as large as the limits allow. `attention_ratio` is the ratio of the model, for the
-    speed of its prompts. `speculation` is the source of the scheduler's drafts; None = there are none.
+    `overlap`: plan step n+1 while step n runs, never further ahead (O6 in docs/explanation/state-cache.md).
+    `pace` keeps steps near a target time; None = as large as the limits allow. `attention_ratio`: `ratio` of
+    `PrefillSpeed`. `pin_share`: `share` of `PinnedPrefixes`. `speculation`: drafts; None = there are none.
     """
 
     def __init__(

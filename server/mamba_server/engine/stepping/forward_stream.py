@@ -1,8 +1,8 @@
-"""The forward stream: the one queue on which device work happens, in order (O1, O2).
+"""The forward stream: the one queue on which device work happens, in order.
 
-The loop launches the work of a step and continues planning; it waits for the result when it commits.
-Implementations: a worker thread for the CPU, its plain case that does the work at once, and a CUDA stream
-(`cuda_stream`).
+The order is what rules O1 and O2 of docs/explanation/state-cache.md demand. The loop launches the work of a
+step and continues planning; it waits for the result when it commits. Implementations: a worker thread for
+the CPU, a simple stream that does the work at once, and a CUDA stream (`cuda_stream`).
 """
 
 import queue

@@ -12,7 +12,7 @@ from mamba_planner.arithmetic import prefill_work
 from mamba_server.engine.sequences.schedule import Schedule
 
 FADING = 0.95
-"""Weight of a step after each later one."""
+"""Factor by which each later step reduces the weight of a step."""
 DECODE_SHARE = 0.2
 """Share of the difference by which a decode step moves the estimate of its time."""
 MIN_PROMPT_SHARE = 0.2
@@ -27,7 +27,7 @@ DOUBLING_SECONDS = 15.0
 class PrefillSpeed:
     """Measures how fast one engine computes prompts, and how certain that speed is.
 
-    `ratio`: work that attention adds to a token for each token before it (`attention_ratio`).
+    `ratio`: work that attention adds to a token for each token before it, relative to the token's other work.
     """
 
     def __init__(self, ratio: float) -> None:

@@ -1,6 +1,7 @@
 """`Speculation`: what the core needs of drafts; their source decides when they pay.
 
-`DraftSwitch` stands between them: a wrong answer switches drafts off until a person has looked.
+A `DraftSwitch` stands between the core and the source: a wrong answer switches drafts off until a person
+switches them on again.
 """
 
 import time
@@ -16,9 +17,9 @@ from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
 TIMED_EVERY = 8
-"""Steps without drafts and rest of which one is timed: a clock of work is a call of the operating system."""
+"""Number of steps, outside a rest and without drafts, of which one is timed: the clock is a system call."""
 TIMED_OF_REST = 2
-"""Last steps of a rest that are timed: they are like those of an engine without drafts."""
+"""Number of steps at the end of a rest that are timed, as steps of an engine without drafts."""
 CLOCK_READINGS = 100
 """Readings, each of some hundred nanoseconds, within which a clock has to tick."""
 
@@ -35,9 +36,9 @@ class DraftSource(Proposals, Protocol):
         ...
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
-        """Record that a step was committed whole, `seconds` after the one before it or its launch.
+        """Record that a step was committed, which took `seconds`; 0 = it was not timed.
 
-        0 = it was not timed.
+        The time begins with the planning of the step, or with the end of the step before if that came later.
         """
         ...
 

@@ -7,9 +7,9 @@ that of its messages; old transfers fade.
 FIRST_GUESS = {"memory": 2e9, "disk": 5e8, "peer": 1e9, "file": 5e8}
 """Bytes a second before anything was measured."""
 GUESS_BYTES = 16 << 20
-"""Bytes that the first guess weighs."""
+"""Weight of the first guess, as a number of measured bytes."""
 FADING = 0.95
-"""Weight of a transfer after each later one."""
+"""Factor by which each later transfer reduces the weight of a transfer."""
 MIN_SECONDS = 1e-6
 MIN_CHOICE_SECONDS = 0.05
 """Time of a transfer from which its cost is compared: below it, it spares the device more than it costs."""

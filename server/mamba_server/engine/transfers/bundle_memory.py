@@ -166,7 +166,7 @@ def is_done(stream: ForwardStream, ticket: Ticket[bool]) -> bool:
 
 
 def shape_of(layout: StateLayout) -> BundleShape:
-    """Return sizes and identity of an arena's bundles, by which files of other engines are refused."""
+    """Return sizes and identity of an arena's bundles, by which files with other bundles are refused."""
     return BundleShape(
         fingerprint=layout.fingerprint,
         layout=layout.digest,

@@ -30,7 +30,7 @@ class Departure:
 
     Args:
         exporter: exports of the engine.
-        heir: the engine as an heir of others, which it no longer is.
+        heir: this engine as an heir of others, which takes over no states once the engine leaves.
         client: asks the peers.
         peers: `HOST:PORT`, separated by commas.
         own: address and incarnation of the engine's transfer server.

@@ -27,12 +27,12 @@ MOST_AT_ONCE = 4
 PLACES_SECONDS = 5.0
 """Longest time, in seconds, that a thread of the server waits for the loop to say how many states fit."""
 Bring = Callable[[Fetch, HotPrefix, float, Callable[[str], None]], None]
-"""Begins to fetch a state: source, prefix, deadline, function that gets the outcome."""
+"""Function that begins to fetch a state; gets source, prefix, deadline, and a function for the outcome."""
 
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """Question of a server's thread for the room."""
+    """Request by which a thread of the transfer server asks the loop how many states fit."""
 
     done: threading.Event = field(default_factory=threading.Event)
     places: int = 0

@@ -50,7 +50,7 @@ class Sessions:
         self._threads: list[threading.Thread] = []
 
     def begin(self, call: AdminCall) -> bool:
-        """Begin a save or a load in a thread; return False if the call is another one."""
+        """Begin a save or a load in a thread; return False for a call of another verb."""
         work = {SAVED: self._save, LOADED: self._inspect}.get(call.verb)
         if work is None:
             return False

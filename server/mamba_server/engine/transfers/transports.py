@@ -22,7 +22,7 @@ class TransfersUnusable(Exception):
 
 
 def check_transport(settings: EngineSettings) -> None:
-    """Return if the package of the settings' transport is installed. Raises TransfersUnusable."""
+    """Check that the package of the settings' transport is installed. Raises TransfersUnusable."""
     if settings.transfer_transport == "nixl":
         from mamba_transfer.nixl_transport import nixl_api
 
