@@ -37,7 +37,7 @@ SECONDS = 100
 
 
 async def load(url: str) -> None:
-    """Send requests, pause, and send again."""
+    """Send requests in two bursts with a pause after each, for SECONDS together."""
     for share in (0.45, 0.35):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(busy(url), share * SECONDS)

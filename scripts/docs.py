@@ -401,7 +401,7 @@ def _title(page: Path) -> str:
 
 
 def distances() -> list[str]:
-    """Return the lines on how far answers with quantized weights are from others, by the newest result."""
+    """Return the lines on how far quantized weights are from bfloat16; none without a recorded result."""
     path = max((ROOT / "benchmarks/results").glob("*-quantization-kl.json"), default=None)
     if path is None:
         return []
@@ -425,7 +425,7 @@ def distances() -> list[str]:
 
 
 def _between(page: Path, lines: list[str]) -> str:
-    """Replace the text between the page's markers."""
+    """Return the text of a page with `lines` between its markers."""
     head, rest = (ROOT / page).read_text().split(BEGIN, 1)
     _, tail = rest.split(END, 1)
     return "\n".join([f"{head}{BEGIN}", "", *lines, "", f"{END}{tail}"])

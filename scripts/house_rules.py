@@ -62,17 +62,17 @@ class Module:
 
     @property
     def is_package(self) -> bool:
-        """Return whether the file is the `__init__.py` of a folder."""
+        """Whether the file is the `__init__.py` of a folder."""
         return self.path.endswith("/__init__.py")
 
     @property
     def folder(self) -> str:
-        """Return the dotted name of the folder that holds the file."""
+        """Dotted name of the folder that holds the file."""
         return self.name if self.is_package else self.name.rpartition(".")[0]
 
     @property
     def package(self) -> str:
-        """Return the package, or the layer of a split package, in which a constant has one value."""
+        """Package, or layer of a split package, in which a constant has one value."""
         first, *rest = self.folder.split(".")
         return f"{first}.{rest[0]}" if first in SPLIT and rest else first
 

@@ -2,8 +2,8 @@
 
     make manifests
 
-Needs helm: the one of the test cluster, which is built at the first use. A test on a real API server
-compares.
+Needs helm: the one of the test cluster, which is built at the first use. `tests/kube/test_manifests.py`
+compares the manifests with the chart.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Takes the pictures of the status page for docs: serves the shipped model, talks to it, and looks.
+"""Takes the pictures of the status page for the documentation: serves the shipped model and chats with it.
 
     .venv/bin/python scripts/status_pictures.py
 

@@ -1,4 +1,4 @@
-"""Writes the lists of files on the pages of walks: what a request, a prompt, a reconcile and a setting pass.
+"""Writes the lists of files that a request, a prompt, a reconcile and a setting pass, on the pages of walks.
 
 `make docs` runs it; `--check` writes nothing and fails on drift, for tests. Nobody keeps these lists by hand:
 each walk is taken for real, in a process of its own, and the modules of the product are listed in the order
@@ -136,7 +136,7 @@ class Recorder:
 
 
 def product_path(name: str) -> str:
-    """Return the path of a module of the product from the root, or nothing."""
+    """Return the path of a module of the product from the root; empty for any other file."""
     path = Path(name)
     if not path.is_relative_to(ROOT):
         return ""
@@ -366,7 +366,7 @@ def boot_engine(recorder: Recorder, strategy: str) -> None:
 
 
 def by_package(name: str, heading: str) -> Callable[[list[str]], list[str]]:
-    """Return what writes two lists: the files of one package, and those of all others."""
+    """Return a function that writes two lists: the files of one package, and those of all others."""
 
     def lists(paths: list[str]) -> list[str]:
         own = [path for path in paths if f"/{name}/" in path]

@@ -43,7 +43,7 @@ LAST = {
 def copied_pages() -> set[Path]:
     """Copy the pages and what they link to; return the copied paths, relative to the root.
 
-    A link to a folder becomes a link to its page, or to nothing where it has none.
+    A link to a folder becomes a link to its README.md, or plain text if it has none.
     """
     shutil.rmtree(TREE, ignore_errors=True)
     waiting = [path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md"))]
@@ -86,7 +86,7 @@ def _with_folder(text: str, folder: str, *, has_page: bool) -> str:
 
 
 def menu() -> list[dict[str, object]]:
-    """Return the menu: first pages, a section for each folder, then decisions and notebooks, one each."""
+    """Return the menu: first pages, a section for each folder of docs/, then further pages."""
     entries: list[dict[str, object]] = [{title: page} for title, page in FIRST.items()]
     for folder, title in SECTIONS.items():
         pages = sorted((ROOT / "docs" / folder).glob("*.md"), key=_title)

@@ -35,7 +35,7 @@ def effective_settings(
 ) -> list[Setting]:
     """Return the settings of `name ARGUMENTS…`.
 
-    The first argument of a command with sub-commands, such as bench, is one of them.
+    For a command with sub-commands, such as `bench`, the first argument is the name of the sub-command.
 
     Raises `InvalidInput` for an unknown command or option.
     """

@@ -14,7 +14,7 @@ _NO_HTTP = 0
 
 
 def base_url(text: str) -> str:
-    """Return the URL without /v1 and slashes at its end. Raises `InvalidInput` for any other text."""
+    """Return the URL without /v1 and slashes at its end. Raises `InvalidInput` if it is not an HTTP URL."""
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

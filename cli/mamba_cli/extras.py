@@ -27,8 +27,8 @@ EXTRAS_OF_COMMAND = {
     "status": "operator",
     "up": "server",
 }
-"""Extra that belongs to a command, by the command; for any other command, the first extra with the module is
-named."""
+"""Extra of a command, by the command's name. For other commands, messages name the first extra that installs
+the module."""
 SERVER = ("torch", "fastapi", "uvicorn", "zmq", "llguidance", "safetensors", "tokenizers", "huggingface_hub")
 """Modules that an engine and its API server import."""
 _DISTRIBUTION_OF = {
@@ -61,8 +61,9 @@ def missing_extra(error: ModuleNotFoundError, command: str) -> InvalidInput | No
 def install(extras: str) -> str:
     """Return the command that installs extras of this distribution from where it was installed.
 
-    Installers record a local wheel or checkout, from which the extra can be had although no index has the
-    project, and they leave a mark of their own, since none of them can change an environment of another.
+    Installers record the path of a local wheel or checkout: extras can be installed from it even if no
+    package index has the project. They also record their own name, and none of them can change an
+    environment that another one made.
     """
     # This module is slow to import, and only a failing command needs it.
     import json

@@ -96,10 +96,10 @@ def application(command: str = "") -> typer.Typer:
 
 
 def _collect(word: str = "") -> None:
-    """Add the command `word` to `app`; all commands if `word` is none.
+    """Add the command `word` to `app`; all commands if `word` is not the name of one.
 
-    A command line that begins with a command needs no other one, and to prepare them all takes longer than
-    most commands themselves.
+    A command line that begins with a command needs no other one, and preparing all of them takes longer than
+    most commands run.
     """
     needed = (word,) if word in COMMANDS else COMMANDS
     app.registered_commands.clear()

@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How likely the model finds each token of a text, after the tokens before it."""
+    """Log-probability of each token of a text, given the tokens before it."""
 
     tokens: tuple[str, ...]
     logprobs: tuple[float, ...]
@@ -46,7 +46,7 @@ class Score:
 
     @property
     def total(self) -> float:
-        """Logarithm of the probability of the text after its first token."""
+        """Natural logarithm of the probability of the text after its first token."""
         return sum(self.logprobs)
 
 

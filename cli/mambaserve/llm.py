@@ -37,7 +37,7 @@ Conversation = list[dict[str, Any]]
 
 
 class LLM:
-    """A model that is loaded: generates, chats, scores, and lets its states be read and changed.
+    """A loaded model that generates, chats and scores, and whose states can be read and changed.
 
     The engine is the one of `mambaserve serve`, in a process of its own that ends with this object: use a
     `with` block, or call `close`. Requests of one call are computed together, and a beginning that
@@ -49,7 +49,7 @@ class LLM:
 
         Args:
             model: directory, OWNER/NAME of the Hub, or builtin://tiny-recall, which ships with mambaserve.
-            quiet: whether to show no progress of loading.
+            quiet: whether to hide the progress of loading.
             settings: options of `mambaserve serve`, such as `max_model_len=4096` or `batch_invariant=True`.
 
         Raises:
@@ -97,8 +97,8 @@ class LLM:
 
         Args:
             prompts: one prompt or several, each a text or token ids.
-            progress: whether to show a bar; None = for several prompts at a terminal. A function instead is
-                called after each answer.
+            progress: whether to show a bar; None = for several prompts at a terminal. A function is
+                called after each answer, in place of a bar.
             fields: fields of the completion API, such as `max_tokens`, `temperature`, `seed`, `stop`, `n`.
 
         Raises:
@@ -121,7 +121,7 @@ class LLM:
         Args:
             conversations: messages of one conversation, or several conversations.
             progress: whether to show a bar; None = for several conversations at a terminal. A function is
-                called after each answer instead.
+                called after each answer, in place of a bar.
             fields: fields of the chat API, such as `max_tokens`, `tools`, `response_format`.
 
         Raises:
@@ -139,8 +139,8 @@ class LLM:
 
         Args:
             texts: one text or several, each a text or token ids.
-            progress: whether to show a bar; None = for several texts at a terminal. A function instead is
-                called after each text.
+            progress: whether to show a bar; None = for several texts at a terminal. A function is
+                called after each text, in place of a bar.
 
         Raises:
             RequestRefused: the engine refused one of them, such as one that is too long.
@@ -176,7 +176,7 @@ class LLM:
 
     @cached_property
     def context_tokens(self) -> int:
-        """Number of tokens of a prompt and its answer together that the engine takes."""
+        """Largest number of tokens of a prompt and its answer together that the engine takes."""
         [answer] = self._post_all("/tokenize", [{"prompt": "x"}], progress=False)
         return int(answer["max_model_len"])
 

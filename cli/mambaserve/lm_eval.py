@@ -4,7 +4,7 @@
 python -m mambaserve.lm_eval run --model mambaserve --model_args pretrained=/models/nano --tasks hellaswag
 ```
 
-The command is lm-eval's own, with all its options; it only knows one model type more. A program that imports
+The command is lm-eval's own, with all its options and one more model type. A program that imports
 this module can name `mambaserve` in `lm_eval.simple_evaluate`. lm-eval comes with the extra `lm-eval`.
 """
 
@@ -61,15 +61,15 @@ class MambaserveLM(TemplateLM):  # type: ignore[misc]  # lm-eval is in no enviro
 
         Args:
             pretrained: directory, OWNER/NAME of the Hub, or builtin://tiny-recall.
-            max_gen_toks: tokens of an answer for tasks that say no number.
-            batch_size: 1 or auto, since the engine decides which requests it computes together.
-            max_batch_size: nothing, for the same reason.
+            max_gen_toks: most tokens of an answer for tasks that set no limit.
+            batch_size: None, 1 or auto, since the engine decides which requests it computes together.
+            max_batch_size: None, for the same reason.
             device: cpu or cuda; cuda:0, which lm-eval also passes without the option, leaves the choice to
                 the engine.
             settings: further options of `mambaserve serve`, such as `max_model_len=4096`.
 
         Raises:
-            ValueError: for a size of batches.
+            ValueError: batch_size or max_batch_size has another value.
             EngineEnded: the engine could not start; the message says why.
         """
         super().__init__()
@@ -87,27 +87,27 @@ class MambaserveLM(TemplateLM):  # type: ignore[misc]  # lm-eval is in no enviro
 
     @property
     def eot_token_id(self) -> int:
-        """Return the token that ends a text."""
+        """Token that ends a text."""
         return self._special("eos")
 
     @property
     def prefix_token_id(self) -> int:
-        """Return the token that stands before a text without a context."""
+        """Token that stands before a text without a context."""
         begin = self._llm.special_token_id("bos")
         return self.eot_token_id if begin is None else begin
 
     @property
     def max_length(self) -> int:
-        """Return the number of tokens of prompt and answer together that fit."""
+        """Largest number of tokens of a prompt and its answer together."""
         return self._llm.context_tokens
 
     @property
     def tokenizer_name(self) -> str:
-        """Return the name by which lm-eval tells cached requests apart."""
+        """Name by which lm-eval tells cached requests apart."""
         return self._name.replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Return the tokens of a text, by default as the tokenizer's own rule begins it."""
+        """Return the token ids of a text, by default with the special tokens that the tokenizer adds."""
         special = add_special_tokens is not False
         tokens = self._llm.tokens(string, special=special)
         begin = self._llm.special_token_id("bos")
@@ -173,7 +173,7 @@ class MambaserveLM(TemplateLM):  # type: ignore[misc]  # lm-eval is in no enviro
         return results
 
     def _fitting(self, context: list[int], continuation: list[int]) -> list[int]:
-        """Return the tokens of both, without the first ones if they are too many. Raises ValueError."""
+        """Return context and continuation, cut at the front if they are too long. Raises ValueError."""
         if len(continuation) >= self.max_length:
             raise ValueError(
                 f"a continuation has {len(continuation)} tokens, the model's context {self.max_length}: set "

@@ -76,7 +76,7 @@ class RecurrentState:
         return cls(layout, _shape(config), session.notes, payload[:end], payload[end:])
 
     def write(self, file: Path | str) -> None:
-        """Write a session file, which `mambaserve session load` and `LLM.load_state` install."""
+        """Write a session file, which `mambaserve session load` installs and `LLM.load_state` reads."""
         layout = self.layout
         shape = BundleShape(
             layout.fingerprint, layout.digest, layout.page_size, layout.state_bytes, layout.page_bytes
@@ -100,17 +100,17 @@ class RecurrentState:
 
     @property
     def layers(self) -> int:
-        """Number of recurrent layers, which are counted without the others."""
+        """Number of recurrent layers. Indices of layers count these alone, from 0."""
         return self._part("state").layers
 
     def recurrent(self, layer: int) -> Array:
-        """Return a copy of the recurrent state of a layer, in the shape of `shape`."""
+        """Return a copy of the recurrent state of a layer, an array of shape `shape`."""
         start, part = self._place("state", layer)
         length = part.rows * part.row_bytes
         return _floats(self.state[start : start + length], part.dtype).reshape(self.shape)
 
     def window(self, layer: int) -> Array:
-        """Return a copy of the window of a layer's convolution: its last inputs, oldest first, by channel."""
+        """Return a copy of the window of a layer's convolution, [inputs, channels], oldest input first."""
         start, part = self._place("window", layer)
         row = sum(each.row_bytes for each in self._parts("window"))
         return _floats(self.state[start : start + part.rows * row], part.dtype).reshape(part.rows, -1)

@@ -1,6 +1,6 @@
 """`LoadClient`: sends completion requests and measures each as a sample.
 
-A failure of the server or the network never raises: it gives a sample with the kind of the error.
+A failure of the server or the network raises no exception: the sample then names the kind of error.
 """
 
 import time
@@ -109,7 +109,7 @@ class LoadClient:
     async def send(self, prompt: LoadPrompt, start: float, late: float = 0.0) -> Sample:
         """Send one request; return its sample, in which times count from `start`, in monotonic seconds.
 
-        `late` is the delay of the request in seconds.
+        `late` is the delay of the request after its scheduled time, in seconds.
         """
         chat = prompt.messages is not None
         body = msgspec.json.encode(

@@ -40,7 +40,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLength:
-    """Decides how many tokens to ask for, from the answer that the dataset records."""
+    """Rule for the number of tokens to ask for, given the answer that the dataset records."""
 
     bytes_per_token: float = BYTES_PER_TOKEN
     unanswered: int = 128
@@ -61,7 +61,7 @@ class AnswerLength:
 def parse(text: str) -> list[Conversation]:
     """Return the conversations in a JSON array or JSON lines; records without a user's message are left out.
 
-    Raises `DatasetError` for a record of another form, for no conversation, and where only some have times.
+    Raises `DatasetError` for a record of another form, without a usable record, and if only some have times.
     """
     conversations = [_conversation(record, place) for place, record in _records(text)]
     usable = [each for each in conversations if any(one["role"] == "user" for one in each.messages)]
@@ -186,16 +186,17 @@ def reversed_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def shared_share(prompts: Iterable[LoadPrompt]) -> float:
-    """Return the share of the bytes of all prompts that an earlier one of `prompts` also begins with."""
+    """Return the share of the bytes of all prompts that repeat the beginning of an earlier prompt."""
     texts = [LoadPrompt(tuple(json.dumps(each.messages).encode()), 1) for each in prompts]
     total = sum(len(text.token_ids) for text in texts)
     return shared_tokens(texts) / total if total else 0.0
 
 
 def cached_before(cached: int, prompt_tokens: int, prompts: Iterable[LoadPrompt]) -> int:
-    """Return the tokens that were in the server's cache before the run; 0 = a number that may be an error.
+    """Return how many of the `cached` tokens were in the server's cache before the run.
 
-    The client does not know the tokens of a text, so the number follows from the share of bytes.
+    The client does not know the tokens of a text, so it estimates from the bytes how many of the
+    `prompt_tokens` the `prompts` share with one another. A result that may be an error of this estimate is 0.
     """
     excess = cached - math.ceil(shared_share(prompts) * prompt_tokens)
     return excess if excess > UNEXPLAINED_SHARE * prompt_tokens else 0

@@ -22,7 +22,7 @@ NOTICEABLE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LoadPrompt:
-    """Holds what one request of a load sends, and how many tokens it asks for.
+    """One request of a load: its prompt, and the number of tokens that it asks for.
 
     `at` is the time of sending in seconds, in a run with scheduled times.
     """
@@ -36,7 +36,7 @@ class LoadPrompt:
 
 @dataclass(frozen=True, slots=True)
 class LengthRange:
-    """Draws lengths evenly from `mean` less and plus its share `spread` (0 to 1); at least 1."""
+    """Even distribution of lengths from `mean * (1 - spread)` to `mean * (1 + spread)`, at least 1."""
 
     mean: int
     spread: float = 0.0
@@ -63,9 +63,10 @@ def tokens(name: str, count: int, vocab_size: int) -> tuple[int, ...]:
 def blocks(
     ids: tuple[int, ...], length: int, vocab_size: int, *, block_size: int = 512, seed: int = 0
 ) -> tuple[int, ...]:
-    """Return `length` tokens from named blocks, followed by tokens unique to the prompt where ids are short.
+    """Return a prompt of `length` tokens that begins with a block of `block_size` tokens for each id.
 
-    Equal ids give equal tokens at every place; the last block is cut to the length.
+    Equal ids give equal blocks in every prompt; the last block is cut to the length. Where the blocks are
+    too short, tokens that depend on all `ids` and the length follow.
     """
     prompt: list[int] = []
     for number in ids:
@@ -121,7 +122,7 @@ def at_times(prompts: Iterable[LoadPrompt], times: Iterable[float]) -> Iterator[
 
 
 def shared_tokens(prompts: Iterable[LoadPrompt]) -> int:
-    """Return the number of prompt tokens that an earlier one of `prompts` also begins with."""
+    """Return the number of prompt tokens that repeat the beginning of an earlier one of `prompts`."""
     seen: set[int] = set()
     shared = piece = 0
     for prompt in prompts:
@@ -138,7 +139,10 @@ def shared_tokens(prompts: Iterable[LoadPrompt]) -> int:
 
 
 def cached_before(cached: int, prompt_tokens: int, prompts: Iterable[LoadPrompt]) -> int:
-    """Return the tokens that were in the server's cache before the run; 0 = a negligible number."""
+    """Return how many of the `cached` tokens were in the server's cache before the run.
+
+    `prompt_tokens` is the number of tokens of all `prompts`. A negligible result is 0.
+    """
     if cached <= NOTICEABLE * prompt_tokens:
         return 0
     excess = cached - shared_tokens(prompts)

@@ -29,12 +29,12 @@ from mamba_cli.errors import InvalidInput, RunFailed
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Says what one run does: the server, the prompts, the way they are sent, and what is reported."""
+    """Plan of one run: the server, the prompts, the way they are sent, and what is reported."""
 
     url: str
     prompts: Callable[[], Iterator[LoadPrompt]]
-    """Returns all prompts from the first. They are built as they are sent, as all prompts of a trace fill
-    gigabytes."""
+    """Function that returns all prompts from the first. They are built as they are sent, because all prompts
+    of a trace together would take gigabytes."""
     total: int
     """Number of prompts."""
     concurrency: int | None
@@ -52,8 +52,8 @@ class LoadPlan:
     load: dict[str, Any]
     """Options of the run, for the report."""
     cached_before: Callable[[int, int, Iterable[LoadPrompt]], int] = cached_before
-    """Returns how many tokens were cached before the run: from the cached tokens, all prompt tokens, and the
-    prompts."""
+    """Function that returns how many tokens were cached before the run, given the number of cached tokens,
+    the number of all prompt tokens, and the prompts."""
 
 
 async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:

@@ -16,7 +16,7 @@ QUANTILES = (50, 90, 95, 99)
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Holds what was measured of one request; `error` is None if the request succeeded."""
+    """Measurements of one request; `error` is None if the request succeeded."""
 
     sent: float
     """Time of sending, in seconds from the start of the run."""
@@ -34,12 +34,12 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def e2e(self) -> float:
-        """Return the seconds from sending to the end."""
+        """Seconds from sending to the end."""
         return self.end - self.sent
 
     @property
     def tpot(self) -> float | None:
-        """Return the mean seconds per token after the first; None for answers of one token."""
+        """Mean seconds per token after the first; None for answers of fewer than two tokens."""
         if self.ttft is None or self.output_tokens < 2:
             return None
         return (self.e2e - self.ttft) / (self.output_tokens - 1)

@@ -19,7 +19,7 @@ Execute = Callable[[LoadPlan, Console], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One run of a sweep: how much load it makes, and how."""
+    """One run of a sweep: its load, and the plan of the run that makes it."""
 
     load: float
     """Requests in flight, or requests per second."""

@@ -23,7 +23,7 @@ _MIN_REQUESTS = 10
 
 @dataclass(frozen=True, slots=True)
 class TraceUnits:
-    """In which units one trace gives times and lengths; by default those of Mooncake."""
+    """Units in which one trace gives times and lengths; by default those of Mooncake."""
 
     block: int = BLOCK_TOKENS
     """Number of prompt tokens of one id."""

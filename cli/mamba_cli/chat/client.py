@@ -16,7 +16,7 @@ Show = Callable[[str], None]
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """Holds what has arrived of an answer; the counts arrive with the last event."""
+    """The part of an answer that has arrived; the counts of tokens arrive with the last event."""
 
     text: str = ""
     reasoning: str = ""
@@ -28,7 +28,7 @@ class ChatAnswer:
 
     @property
     def resumed(self) -> str:
-        """Return the token counts in words."""
+        """Token counts in words."""
         words = f"{self.cached_tokens:,} of {self.prompt_tokens:,} prompt tokens resumed, "
         words += f"{self.generated_tokens:,} generated"
         return words + (", cut at the length limit" if self.finish_reason == "length" else "")
@@ -38,7 +38,8 @@ class ChatAnswer:
 class ChatClient:
     """Sends messages to one model at one endpoint, and shows the answers as they arrive.
 
-    `plain` = use completions, for lack of a chat template.
+    `plain` becomes true once the server says that the model has no chat template: prompts then go to the
+    completion API.
     """
 
     session: aiohttp.ClientSession

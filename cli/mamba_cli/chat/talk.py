@@ -1,4 +1,4 @@
-"""`talk_to`: one message or a whole conversation with an endpoint, as `chat` and `run` hold it."""
+"""`talk_to`: one message to an endpoint or a whole conversation with it, for `chat` and `run`."""
 
 import asyncio
 import sys
@@ -13,12 +13,12 @@ from mamba_cli.endpoint import first_model
 from mamba_cli.errors import InvalidInput
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds until a connection must stand."""
+"""Seconds within which a connection must be established."""
 
 
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
-    """How a conversation begins, and which model answers in which way."""
+    """Options of a conversation: how it begins, which model answers, and how answers are sampled."""
 
     model: str | None = None
     """Model of the requests; None = the first one that the endpoint lists."""

@@ -31,7 +31,7 @@ class UsageFormat(StrEnum):
 
 DAY = ("%Y-%m-%d",)
 WIDE = 140
-"""Columns in which the table is complete."""
+"""Width in columns at which the table is not cut."""
 _COUNTS = ("requests", "prompt_tokens", "resumed_tokens", "output_tokens")
 _SECONDS = ("device_seconds", "slot_seconds", "page_seconds", "saved_device_seconds")
 _COSTS = ("cost", "saved_cost")

@@ -1,4 +1,4 @@
-"""Checks of what computes: Python packages, torch, GPU, Triton, compiler and C++ kernels.
+"""Checks of the software and devices of an engine: packages, torch, GPU, Triton, compiler and C++ kernels.
 
 torch is imported, and the kernels are loaded, in a process of their own: an import of torch takes seconds,
 and a library for another machine can end the process that loads it.
@@ -44,7 +44,7 @@ print(library.name if library else "")
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """Holds what a process that imported torch said about it."""
+    """Facts about torch, reported by a process that imported it."""
 
     version: str
     cuda: str
@@ -63,13 +63,16 @@ def packages() -> Finding:
         return broken(
             "packages",
             f"an engine needs {', '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed",
-            f"{install('server')}; plan, chat, status and bench work without",
+            f"{install('server')}; plan, chat, status and bench work without them",
         )
     return ok("packages", "all that `mambaserve serve` and `up` need")
 
 
 def torch_facts() -> Torch | str:
-    """Import torch in another process; return its facts, or the error in one line."""
+    """Import torch in another process; return its facts, or the error in one line.
+
+    The error is empty if torch is not installed.
+    """
     if find_spec("torch") is None:
         return ""
     answer = _child(_PROBE)
@@ -83,7 +86,7 @@ def torch_facts() -> Torch | str:
 
 
 def torch(facts: Torch | str) -> Finding:
-    """Report whether torch can be imported."""
+    """Report whether torch can be imported and is new enough."""
     if isinstance(facts, str):
         return broken(
             "torch", facts or "not installed",
@@ -140,7 +143,10 @@ def compiler() -> Finding:
 
 
 def kernels(facts: Torch | str) -> Finding:
-    """Load the C++ kernels in another process, without compiling them."""
+    """Check the kernels that an engine would use.
+
+    C++ kernels that are compiled already are loaded in another process; none are compiled here.
+    """
     from mamba_kernels.cpu.library import has_to_be_built
     from mamba_kernels.kernel_choice import KernelChoice, UnknownKernels
 

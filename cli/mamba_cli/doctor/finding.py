@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    """How much a finding matters to somebody who wants to serve a model."""
+    """Severity of a finding for somebody who wants to serve a model."""
 
     ok = "ok"
     note = "note"
@@ -40,7 +40,7 @@ def ok(subject: str, text: str) -> Finding:
 
 
 def note(subject: str, text: str, cure: str = "") -> Finding:
-    """Return the finding that a thing is not set up, and does not have to be."""
+    """Return the finding that something is not set up and does not have to be."""
     return Finding(subject, Verdict.note, text, cure)
 
 
@@ -50,5 +50,5 @@ def warning(subject: str, text: str, cure: str) -> Finding:
 
 
 def broken(subject: str, text: str, cure: str) -> Finding:
-    """Return the finding of a defect that stops a model from being served, or a part that is set up."""
+    """Return the finding of a defect by which serving, or a part that is set up here, fails."""
     return Finding(subject, Verdict.broken, text, cure)

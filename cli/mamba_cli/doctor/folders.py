@@ -1,4 +1,4 @@
-"""Whether files can be kept in a folder that may not exist yet; checks of caches ask."""
+"""Whether files can be kept in a folder that may not exist yet, for the checks of caches."""
 
 import os
 from pathlib import Path

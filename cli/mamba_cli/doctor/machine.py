@@ -107,7 +107,7 @@ def temporary_directory() -> Finding:
     if choice and Path(choice).resolve() != Path(place).resolve():
         return warning(
             "temporary files",
-            f"TMPDIR={choice} cannot be written, so that {place} is used",
+            f"TMPDIR={choice} cannot be written, so {place} is used",
             "correct TMPDIR, or unset it",
         )
     if free < SMALL_SCRATCH:
@@ -119,7 +119,7 @@ def temporary_directory() -> Finding:
 
 
 def port(host: str, number: int) -> Finding:
-    """Check that the endpoint's default port is free."""
+    """Check that the port `number` of `host` is free, or used by `mambaserve up`."""
     from mamba_cli.local.ports import front_ports
     from mamba_cli.local.running import running
 

@@ -94,7 +94,7 @@ def _crd(crd: dict[str, Any] | int) -> Finding:
 
     apply = "mambaserve crd | kubectl apply --server-side --force-conflicts -f -"
     if crd == 404:
-        return broken("CRD", "the cluster has no MambaDeployment", f"install the chart, or {apply}")
+        return broken("CRD", "the cluster has no MambaDeployment CRD", f"install the chart, or {apply}")
     if isinstance(crd, int):
         return warning(
             "CRD", "this user may not read it", "ask for the right to get customresourcedefinitions"

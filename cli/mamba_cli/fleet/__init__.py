@@ -1,6 +1,6 @@
-"""A fleet of engines behind a gateway, simulated over a trace: what `mambaserve plan --trace` asks.
+"""A fleet of engines behind a gateway, simulated over a trace, for `mambaserve plan --trace`.
 
-`workload` says what is asked, `engine_profile` how fast an engine is, `engine` simulates one on the product's
-state cache, `pod` its life, `gateway` is the product's router, `simulation` runs the events. No clock but the
-trace's.
+`workload` has the requests, `engine_profile` the speed and memory of an engine. `engine` simulates an engine
+with the product's state cache, `pod` the life of its pod, and `gateway` a gateway with the product's router.
+`simulation` handles the events in order of time; no clock is read.
 """

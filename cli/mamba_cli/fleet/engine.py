@@ -34,8 +34,9 @@ MIN_PAGE_TOKENS = 16
 def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching: bool) -> RadixStateCache:
     """Return the cache of an engine with this profile, for sequences of up to `longest` tokens.
 
-    A page is as long as the profile says, otherwise as long as a block of the trace, or shorter if so few
-    pages would fit into the bytes of a state that rounding would waste memory.
+    The profile gives the tokens of a page. If it does not, a page is as long as a `block` of the trace, or
+    shorter if fewer than `MIN_PAGES_PER_STATE` pages would fit into the bytes of a state: rounding would then
+    waste memory.
     """
     page = profile.page_tokens or _page_of(block, profile.tokens_per_state)
     return RadixStateCache(
@@ -70,7 +71,7 @@ class StepRun:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Holds what an engine has counted since its start, as its metrics report it."""
+    """Counts of an engine since its start, as its metrics report them."""
 
     arrivals: int = 0
     prompt_tokens: int = 0
@@ -83,7 +84,7 @@ class EngineCounters:
 
 
 class SimulatedEngine:
-    """Computes when an engine of some profile would answer requests; nothing is really computed.
+    """A simulated engine: computes when requests would be answered, but no answers.
 
     Requests come by `add`; the caller calls `advance` whenever `step_run` ends.
     """

@@ -38,7 +38,7 @@ class FixedSize:
 
 @dataclass(slots=True)
 class ScalingHistory:
-    """How many engines were wanted and how many there were, over time."""
+    """Numbers of desired and of existing engines over time."""
 
     targets: list[tuple[float, int]]
     """(second, desired engines) of each change."""
@@ -50,7 +50,7 @@ class ScalingHistory:
 class EngineGroup:
     """The engines of one role, and their autoscaler.
 
-    `conditions` has the bounds and the number at the beginning.
+    `conditions` has the bounds of the number of engines, and the number at the beginning.
     """
 
     role: Role

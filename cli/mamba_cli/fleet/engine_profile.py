@@ -1,8 +1,8 @@
 """`EngineProfile`: speed and memory of a simulated engine, the parameters of the cost model.
 
 A step takes `step_seconds`, `sequence_seconds` for each sequence that decodes and `context_seconds` for each
-token of their contexts; a prompt adds its work (as `prefill_work` counts it) by `prefill_tokens_per_second`,
-and `resume_seconds` if it does not begin at the beginning.
+token of their contexts. A prompt adds its work, as `prefill_work` counts it, divided by
+`prefill_tokens_per_second`, and `resume_seconds` if it resumes from a checkpoint.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast one kind of engine is, and how much memory it has."""
+    """Speed and memory of one kind of engine."""
 
     name: str
     origin: str

@@ -7,7 +7,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """On what the engines of a fleet run: their cores, and how long requests are under way.
+    """The machine that the engines of a fleet run on: its cores, and the transit times of requests.
 
     By default, requests reach engines at once, and every engine has its own cores.
     """
@@ -25,11 +25,11 @@ class Machine:
 
     @property
     def shared(self) -> bool:
-        """Return whether the work of one engine can slow down another."""
+        """Whether the work of one engine can slow down another."""
         return math.isfinite(self.cores)
 
     def slowness(self, active: int) -> float:
-        """Return the factor by which everything takes longer while `active` users share the cores evenly."""
+        """Return the factor by which `active` engines and requests in transit slow down on shared cores."""
         return max(1.0, active * self.used / self.cores)
 
     def transit(self, tokens: int, rng: Random) -> float:

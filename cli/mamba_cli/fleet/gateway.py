@@ -21,7 +21,7 @@ from mamba_gateway.routing.scoring import RoutingWeights
 class SimulatedGateway:
     """A gateway that sends each request to an engine.
 
-    `identity` says whether prompts carry their prefixes.
+    `identity` says whether the trace shows which prompts share a prefix; if not, only load decides.
     """
 
     knowledge: Knowledge = "resumable"

@@ -37,7 +37,7 @@ class PooledGateway(SimulatedGateway):
     _router: Router
 
     def report(self, pod: Pod) -> None:
-        """Read the load of one pod, its role, and how many states it can take."""
+        """Give the pool the report of one pod's engine, with its role and its credits."""
         engine = pod.engine
         transfer = TransferReport(pod.name, pod.name, pod.role, engine.credits)
         self._pool.report(
@@ -45,10 +45,10 @@ class PooledGateway(SimulatedGateway):
         )
 
     def choose(self, request: Request, page: int, least_tokens: int) -> PromptLeg | None:
-        """Choose a prefill engine for a prompt; return the request to it.
+        """Choose a prefill engine for a prompt; return the leg to it.
 
-        The result is None if the decode engine computes the prompt: it has most of it cached, the prompt has
-        no whole page, or no engine is ready.
+        The result is None if no prefill engine gets the prompt: the decode engine has all but a few tokens
+        cached, no whole page lies before the prompt's last token, or no engine is ready.
 
         Args:
             request: the request.

@@ -2,8 +2,8 @@
 
 A prompt is computed by a prefill engine, waits there as an export, travels over the links of both engines,
 and is installed in the cache of the decode engine, which resumes from it. The caches are the product's, so
-exports and receptions take the slots and pages that they take there. What no decode engine has memory for is
-computed by the decode engine itself.
+exports and receptions take the slots and pages that they take there. If the decode engine has no memory for a
+state, it computes the prompt itself.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ HAND_OVER_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """How fast the network link of each engine is, in both directions at once."""
+    """Speed of the network link of each engine, in each direction at the same time."""
 
     bytes_per_second: float = 10e9
     """Bytes of states a second over a link of 100 Gbit/s, without headers."""
@@ -43,7 +43,7 @@ class LinkSpeed:
 
 
 class Network:
-    """Computes when states that engines send to one another arrive.
+    """The network between engines: computes when the states that they send arrive.
 
     Each engine's link carries one state at a time in each direction.
     """
@@ -73,7 +73,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """How many engines one pool begins with and may have, and what decides their number."""
+    """Plan of one pool: its autoscaler, the bounds of its number of engines, and its latency target."""
 
     scaler: Scaler
     conditions: FleetEnvironment
@@ -193,7 +193,10 @@ class PooledSimulation(Simulation):
         self._serve_waiting(self._alive[reader].engine)
 
     def _serve_waiting(self, engine: SimulatedEngine) -> None:
-        """Begin to send states to a decode engine as far as it has room for them."""
+        """Begin to send waiting states to a decode engine, up to `MOST_RECEPTIONS` at once.
+
+        The engine computes the prompts of states for which it has no memory.
+        """
         waiting = self._waiting.get(engine.name)
         while waiting and engine.cache.capacity.receiving < MOST_RECEPTIONS:
             handed = waiting.popleft()
@@ -223,7 +226,10 @@ class PooledSimulation(Simulation):
         self._apply(engine, partial(engine.add, request, self.now))
 
     def _finish(self, handed: _Handed) -> None:
-        """End the export of a state that has arrived, and delete drained engines."""
+        """End the export of a state that has arrived, or for which the decode engine has no memory.
+
+        A draining source without further work is deleted.
+        """
         handed.source.engine.cache.end_export(handed.export)
         for name in (handed.source.name, handed.reader):
             self._under_way[name] -= 1

@@ -33,7 +33,7 @@ def usable(arrivals: Iterable[Arrival], block: int = BLOCK) -> list[Arrival]:
 def numbered(arrivals: Iterable[Arrival], block: int = BLOCK) -> list[Arrival]:
     """Return the arrivals with block ids numbered in order of appearance.
 
-    Tokens are computed from the ids and have 32 bits.
+    Tokens are computed from the ids and have 32 bits, so ids must be small.
 
     Raises:
         TraceError: The trace has more different blocks than 32 bits can tell apart.

@@ -99,12 +99,12 @@ class Simulation:
 
     @property
     def history(self) -> ScalingHistory:
-        """Return the targets and the supply of the unified engines."""
+        """Targets and supply of the unified engines."""
         return self.groups["unified"].history
 
     @property
     def given_up(self) -> bool:
-        """Return whether too many requests have missed the SLO to reach `least_attainment`."""
+        """Whether too many requests have missed the SLO to reach `least_attainment`."""
         return self._failed > self._failure_budget
 
     def _schedule(self, when: float, handler: Callable[..., None], argument: Any) -> None:

@@ -83,7 +83,7 @@ def scaled(
 ) -> RequestStream:
     """Return a stream with `scale * shape(time)` requests, on average, for each request of the trace.
 
-    With `hours` the trace is repeated, or cut, so that it takes so long. Prefixes are shared within a
+    With `hours`, the trace is repeated or cut to that length. Prefixes are shared within a
     repetition and not between repetitions. Equal seeds give equal streams.
 
     Raises:
@@ -129,7 +129,7 @@ def spliced(stream: RequestStream, seconds: float, seed: int = 0) -> RequestStre
         ValueError: `seconds` is not positive.
     """
     if not seconds > 0:
-        raise ValueError("a piece must take some time")
+        raise ValueError("the pieces must be longer than 0 seconds")
     order = list(range(int(stream.seconds / seconds) + 1))
     Random(f"splice {seed}").shuffle(order)
     pieces: list[list[Arrival]] = [[] for _ in order]

@@ -180,7 +180,7 @@ def _plan(
 def _check_room(outcomes: list[PlanOutcome], machine: Callable[[], Device]) -> None:
     """Raise `NoFittingPlan` if the engines together exceed the free memory.
 
-    Each was planned as if it had the machine for itself.
+    Each object was planned as if it had the machine for itself.
     """
     needed = sum(_main_memory(outcome) for outcome in outcomes)
     names = ", ".join(outcome.title for outcome in outcomes if _main_memory(outcome))

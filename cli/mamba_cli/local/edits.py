@@ -219,7 +219,7 @@ class FileStamp:
 
 
 def changed(before: list[FileStamp], after: list[FileStamp]) -> list[Path]:
-    """Return the files whose content differs; a file that cannot be read may be in the middle of a save."""
+    """Return the files whose content differs, without unreadable ones, which an editor may be saving."""
     digests = {stamp.path: stamp.digest for stamp in before}
     return [stamp.path for stamp in after if stamp.digest and stamp.digest != digests.get(stamp.path)]
 

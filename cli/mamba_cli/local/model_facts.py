@@ -34,9 +34,9 @@ class UnreadableHub(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Holds what the planner needs to know of one model.
+    """Facts that the planner needs about one model.
 
-    `size` None: without weight files, the size follows from the parameter count.
+    `size` is None if no files tell it; it then follows from the parameter count.
     """
 
     config: ModelConfig
@@ -53,7 +53,7 @@ class ModelFacts:
     def with_draft_model(
         self, uri: str, draft: "ModelFacts", settings: EngineSettings, *, on_cpu: bool
     ) -> "ModelFacts":
-        """Return the same model beside a second one that drafts, as an engine with the settings loads it."""
+        """Return the facts of this model with a draft model, as an engine with `settings` loads both."""
         dtype = None if settings.dtype == "auto" else settings.dtype
         size = draft.weights_bytes(dtype, settings.quantization, on_cpu=on_cpu)
         return replace(self, config=replace(self.config, draft_model=DraftModel(uri, draft.config, size)))

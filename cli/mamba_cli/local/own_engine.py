@@ -24,7 +24,7 @@ from mamba_cli.local.processes import die_with
 PROBE_INTERVAL = 0.2
 """Seconds between two questions whether the engine is ready."""
 PROBE_TIMEOUT = 5.0
-"""Seconds for the answer to one of them."""
+"""Seconds within which the engine has to answer such a question."""
 END_TIMEOUT = 30.0
 """Seconds that the engine has to end before it is killed."""
 Show = Callable[[EngineReadiness | None], None]

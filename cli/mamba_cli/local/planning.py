@@ -82,7 +82,7 @@ class PlanFlags:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
-    """Holds what the planner found for one object or one of its pools: a plan, or why there is none."""
+    """Result of the planner for one object or one of its pools: a plan, or why there is none."""
 
     name: str
     source: str
@@ -98,17 +98,17 @@ class PlanOutcome:
 
     @property
     def role(self) -> Role:
-        """Return the work of the planned engine."""
+        """Role of the planned engine."""
         return self.constraints.role
 
     @property
     def title(self) -> str:
-        """Return the name of the object, followed by the role of the pool if the plan is of a pool."""
+        """Name of the object, followed by the role of the pool if the plan is of a pool."""
         return self.name if self.role == "unified" else f"{self.name} {self.role}"
 
     @property
     def not_served(self) -> str | None:
-        """Return why the engine of this version cannot serve the model; None = it can."""
+        """Reason why the engine of this version cannot serve the model; None = it can."""
         return why_not_served(self.model)
 
     def to_json(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class PlanOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPool:
-    """One pool of an object, or the whole unified object, with what was planned for it."""
+    """One pool of an object, or the whole unified object, with the result of the planner."""
 
     role: Role
     loaded: LoadedDeployment
@@ -320,9 +320,7 @@ def _outcome(
     if (stored := facts.config.stored) is not None:
         notes += (stored.held(on_cpu=on_cpu, dtype=constraints.dtype or facts.config.dtype),)
     if weights_on_disk is None:
-        notes += (
-            "the size of the weights follows from the parameter count, because there are no weight files",
-        )
+        notes += ("the size of the weights follows from the parameter count, because no files tell it",)
     planned: MemoryPlan | None = None
     misfit: InsufficientMemory | None = None
     try:

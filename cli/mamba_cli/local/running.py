@@ -25,7 +25,7 @@ class RunningDeployment:
     """Absolute path of the YAML file; empty for standard input."""
     url: str
     port: int
-    """Value of --port of that `up`, which is the port of its first deployment."""
+    """Port of the endpoint of that `up`, which all its deployments share."""
     admin_urls: tuple[str, ...] = ()
     """URLs of the admin servers of the engines that write answers."""
     model: str = ""

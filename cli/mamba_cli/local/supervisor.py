@@ -15,7 +15,7 @@ FINAL_EXIT_CODES = (2, 3)
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How soon and how often children are started again, and how long they may take to end."""
+    """Rules for starting children again, and for the time that they may take to end."""
 
     first_delay: float = 0.5
     """Seconds before the start after a first death."""
@@ -33,7 +33,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """Holds what the supervisor knows of one child process.
+    """State of one child process.
 
     Children of the highest rank are drained first, so that gateways end before their engines.
     """
@@ -64,12 +64,12 @@ class SupervisorState:
 
     @property
     def draining(self) -> bool:
-        """Return whether the drain has begun."""
+        """Whether the drain has begun."""
         return self.exit_code is not None
 
     @property
     def done(self) -> bool:
-        """Return whether the drain has begun and all children have ended."""
+        """Whether the drain has begun and all children have ended."""
         return self.draining and all(child.phase == "ended" for child in self.children)
 
 

@@ -50,7 +50,7 @@ ENGINE_RANK = 0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How to start a child: command line and environment; `document` is written to `file` before."""
+    """Command line and environment of a child. Before its start, `document` is written to `file`."""
 
     argv: tuple[str, ...]
     environment: dict[str, str]
@@ -93,17 +93,17 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Return the name of the deployment."""
+        """Name of the deployment."""
         return self.loaded.deployment.name
 
     @property
     def model(self) -> str:
-        """Return the model name that requests use."""
+        """Name of the model that requests use."""
         return self.model_name or self.loaded.deployment.served_name
 
     @property
     def gateway(self) -> str:
-        """Return the name of the gateway's process."""
+        """Name of the gateway's process."""
         return f"{self.name}-gateway" if self.shared_gateway is None else SHARED_GATEWAY
 
     def commands(self) -> dict[str, Command]:
@@ -299,7 +299,7 @@ def local_settings(
     transfer_port: int | None = None,
     transport: Transport = "Sockets",
 ) -> EngineSettings:
-    """Return the settings of the spec, completed by the plan.
+    """Return the settings of an engine: those of the spec, completed by the plan.
 
     On a CPU, the settings include the arena, because free memory changes between two readings; on a GPU, the
     engine plans with the memory that it finds on the device. The disk cache is in the user's cache folder, so
@@ -351,7 +351,7 @@ def states_folder() -> Path:
 
 
 def usage_file(deployment: MambaDeployment) -> dict[str, str]:
-    """Return the variable with the file in which a gateway without a Redis keeps the use of its engines."""
+    """Return the environment variable that names the file of a gateway's usage ledger; empty with a Redis."""
     return {} if deployment.spec.prefix_index.redis is not None else _usage_variable(deployment.name)
 
 
@@ -365,7 +365,7 @@ def _usage_variable(name: str) -> dict[str, str]:
 
 
 def _ledger(usage: Usage) -> dict[str, str]:
-    """Return the variables of the ledger. Readers are left out: no client shows a key here."""
+    """Return the environment variables of the usage ledger, without readers: no client shows a key here."""
     settings = usage_settings(usage.model_copy(update={"readers": []}))
     return {f"{ENV_PREFIX}{name.upper()}": value for name, value in settings.items()}
 

@@ -28,7 +28,7 @@ def is_command(text: str) -> bool:
 
 
 def read_command(text: str) -> Migrated:
-    """Return what the command line becomes. Raises `InvalidInput` for one without a model."""
+    """Return the object that replaces the command line. Raises `InvalidInput` for one without a model."""
     launch = _command(text)
     if launch is None:
         raise InvalidInput(f"{text[:60]!r} is no command line of another server: {LAUNCHERS} are known")
@@ -84,7 +84,7 @@ def read_arguments(migrated: Migrated, words: list[str]) -> None:
 
 
 def _stray(word: str) -> str:
-    """Return why a word is left out that belongs to no argument."""
+    """Return the reason why a word that belongs to no argument is left out."""
     if is_typographic(word):
         return "its quotes or dashes are those of a text processor: write ' and --"
     return "no argument stands before it"

@@ -17,7 +17,7 @@ _PROFILE = re.compile(r"(nvidia-gpu-[\w-]+?):(\d+)")
 
 
 def read_manifests(text: str) -> list[Migrated]:
-    """Return what each known object becomes; objects of other kinds are skipped.
+    """Return the object that replaces each known object; objects of other kinds are skipped.
 
     Raises `InvalidInput` for a known object without a model.
     """
@@ -77,7 +77,7 @@ def _containers(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _arguments(container: Mapping[str, Any], field: str = "args") -> list[str]:
-    """Return the words of a list. Raises `InvalidInput` for anything else."""
+    """Return the arguments in a field of a container. Raises `InvalidInput` if the field is no list."""
     words = container.get(field) or []
     if not isinstance(words, list):
         raise InvalidInput(f"{field} must be a list with one argument in each item, is {str(words)[:60]!r}")
@@ -129,7 +129,7 @@ def _inference_service(document: Mapping[str, Any]) -> Migrated | None:
 
 
 def _kserve(argument: str) -> str:
-    """Return the argument of KServe's runtime in the words of vLLM."""
+    """Return an argument of KServe's runtime under the name that vLLM has for it."""
     argument = re.sub(r"^--model_id\b", "--model", argument)
     return re.sub(r"^--model_name\b", "--served-model-name", argument)
 
@@ -177,7 +177,7 @@ def _chart_values(document: Mapping[str, Any]) -> Migrated:
 
 
 def _server_arguments(migrated: Migrated, containers: list[Mapping[str, Any]]) -> None:
-    """Take the arguments of containers, which stand alone or behind the command of the server."""
+    """Read the arguments of the server, which stand in containers alone or behind its command."""
     arguments: list[str] = []
     for container in containers:
         own = arguments_in(" ".join(_quoted(container)))
@@ -188,7 +188,7 @@ def _server_arguments(migrated: Migrated, containers: list[Mapping[str, Any]]) -
 
 
 def _pools(migrated: Migrated, path: str, decode: Mapping[str, Any], prefill: Any) -> None:
-    """Take the replicas: those of two pools if there is a prefill part, else those at `path`."""
+    """Set the replicas of the object from `decode`, or of both pools if there is a prefill part."""
     if prefill is None:
         if decode.get("replicas") is not None:
             migrated.put(f"{path}.replicas", "replicas", decode["replicas"])

@@ -56,7 +56,7 @@ def field_of(path: str, convert: Callable[[str], Any] = str) -> Take:
 
     def take(migrated: Migrated, argument: str, value: str) -> None:
         if not value:
-            migrated.leave_out(argument, "it has no value, so that the default holds")
+            migrated.leave_out(argument, "it has no value, so the default holds")
             return
         try:
             migrated.put(argument, path, convert(value))
@@ -97,7 +97,7 @@ def revision(migrated: Migrated, argument: str, value: str) -> None:
 
 
 def dtype(value: str) -> str:
-    """Return the number type in our words. Raises ValueError."""
+    """Return a type of numbers as the MambaDeployment names it. Raises ValueError."""
     types = {"auto": "Auto", "half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16"}
     types |= {name: name for name in ("float16", "bfloat16", "float32")}
     if value.lower() not in types:
@@ -106,7 +106,7 @@ def dtype(value: str) -> str:
 
 
 def state_dtype(value: str) -> str:
-    """Return the type of the recurrent states in our words. Raises ValueError."""
+    """Return the type of the recurrent states as the MambaDeployment names it. Raises ValueError."""
     converted = dtype(value)
     if converted == "bfloat16":
         raise ValueError("states in bfloat16 lose too much: choose float32 or float16")
@@ -114,7 +114,7 @@ def state_dtype(value: str) -> str:
 
 
 def kv_cache_dtype(value: str) -> str:
-    """Return the type of keys and values in pages in our words. Raises ValueError."""
+    """Return the type of keys and values as the MambaDeployment names it. Raises ValueError."""
     types = {"auto": "Auto", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3"}
     if value.lower() not in types:
         raise ValueError(f"pages in {value} are not in this version: choose Auto or fp8_e4m3")
@@ -125,14 +125,14 @@ def tokens(value: str) -> int:
     """Return a number of tokens, such as 8192, 8k (8,000) or 8K (8,192). Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", value)
     if match is None:
-        raise ValueError(f"{value} is no number of tokens, so that the default holds")
+        raise ValueError(f"{value} is no number of tokens, so the default holds")
     return int(float(match[1]) * {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20}[match[2]])
 
 
 def whole_number(value: str) -> int:
     """Return a whole number. Raises ValueError."""
     if not re.fullmatch(r"-?\d{1,18}", value):
-        raise ValueError(f"{value} is no whole number, so that the default holds")
+        raise ValueError(f"{value} is no whole number, so the default holds")
     return int(value)
 
 
@@ -141,14 +141,14 @@ def share(value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise ValueError(f"{value} is no number, so that the default holds") from None
+        raise ValueError(f"{value} is no number, so the default holds") from None
 
 
 def first_name(migrated: Migrated, argument: str, value: str) -> None:
     """Take the first name of the served model; the others have no field here."""
     first, *others = value.split() or [""]
     if not first:
-        migrated.leave_out(argument, "it has no value, so that the model's own name is served")
+        migrated.leave_out(argument, "it has no value, so the model's own name is served")
         return
     migrated.put(argument, "model.servedName", first)
     if others:

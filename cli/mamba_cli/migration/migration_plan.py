@@ -62,7 +62,8 @@ def migration_plans(source: str, flags: PlanFlags) -> list[MigrationPlan] | None
     """Return the plans of a command line or file of other servers; None = `source` is neither.
 
     The result is None, too, for a file that cannot be read or holds no such object. Raises `InvalidInput` for
-    a command without a model or with values that no field takes, and `RunFailed`.
+    several words that are no known command, for a command without a model, and for values that no field
+    takes, and `RunFailed`.
     """
     path = Path(source)
     if not _exists(path) and " " in source.strip():

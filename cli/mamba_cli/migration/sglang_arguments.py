@@ -42,7 +42,7 @@ ONE_MODEL = without("the planner divides one arena between states and pages as t
 
 
 def strategy(value: str) -> str:
-    """Return the strategy in our words. Raises ValueError."""
+    """Return the strategy as the MambaDeployment names it. Raises ValueError."""
     if value not in STRATEGIES:
         raise ValueError(f"{value} is no strategy: {', '.join(STRATEGIES)} are known")
     return STRATEGIES[value]

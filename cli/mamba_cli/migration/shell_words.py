@@ -1,4 +1,4 @@
-"""`ShellWords`: the words of a command line, without what the shell and other programs in front do with it.
+"""`ShellWords`: the words of a command, without shell syntax and the programs in front that only run it.
 
 `command_line` finds the launcher of a server in them. Pure.
 """
@@ -25,7 +25,7 @@ _TYPOGRAPHIC = re.compile("[“”„‘’‚–—]")
 
 @dataclass(frozen=True, slots=True)
 class ShellWords:
-    """The words of one command, and those that belong to no server."""
+    """The words of one command, with the variables before it and the rest of the line behind it."""
 
     words: tuple[str, ...]
     """The command from its program on."""

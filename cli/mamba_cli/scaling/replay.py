@@ -27,7 +27,7 @@ class ReplayedDecision:
 
     @property
     def same(self) -> bool:
-        """Return whether the two decisions are equal byte for byte."""
+        """Whether the two decisions are equal byte for byte."""
         return msgspec.json.encode(self.recorded.decision) == msgspec.json.encode(self.again)
 
     def to_json(self) -> dict[str, Any]:

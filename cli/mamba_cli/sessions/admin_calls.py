@@ -56,7 +56,7 @@ def admin_urls(target: str) -> list[str]:
 class AdminClient:
     """Saves and loads sessions at the admin servers among `urls`, of one deployment's replicas.
 
-    `token` is the admin token, if one is needed; a call takes at most `timeout` seconds.
+    `token` is the admin token, if one is needed; a call fails after `timeout` seconds without a byte.
     """
 
     def __init__(self, urls: list[str], token: str | None, timeout: float) -> None:
@@ -123,7 +123,7 @@ class AdminClient:
     async def _answer(
         self, method: str, body: bytes | Path, form: str
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a call to the first admin server; yield its good answer. Raises CliError."""
+        """Send a call to one address after the other; yield the first good answer. Raises CliError."""
         refusals: list[CliError] = []
         fields = {**self._headers, "content-type": form}
         async with contextlib.AsyncExitStack() as stack:
@@ -147,7 +147,7 @@ class AdminClient:
 
 
 def clearest(refusals: list[CliError]) -> CliError:
-    """Return the refusal of an admin server; if none refused, the error of the first address."""
+    """Return the error that says most: the first one that is no `RunFailed`, else the first one."""
     nothing = RunFailed("the deployment has no engine that writes answers")
     wrong = [refusal for refusal in refusals if not isinstance(refusal, RunFailed)]
     return (wrong or refusals or [nothing])[0]

@@ -19,7 +19,7 @@ _TROUBLE = {"Planned": "False", "Available": "False", "Degraded": "True", "Ready
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """Holds what the operator says about one pool.
+    """State of one pool, as the operator wrote it.
 
     None = the operator has not written the field.
     """
@@ -36,7 +36,7 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """Holds what the operator says about one MambaDeployment.
+    """State of one MambaDeployment, as the operator wrote it.
 
     None = the operator has not written the field.
     """

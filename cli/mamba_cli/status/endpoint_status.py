@@ -21,7 +21,7 @@ _ENGINE = "mambaserve_engine_up"
 
 @dataclass(frozen=True, slots=True)
 class ScrapedEngine:
-    """Holds what metrics say about one engine.
+    """State of one engine, read from metrics.
 
     None = not reported, or the engine cannot be reached from here.
     """
@@ -63,7 +63,7 @@ class EndpointStatus:
 
     @property
     def ready(self) -> int:
-        """Return the number of ready engines."""
+        """Number of ready engines."""
         return sum(engine.ready for engine in self.engines)
 
     def to_json(self) -> dict[str, Any]:

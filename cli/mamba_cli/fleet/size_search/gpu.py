@@ -7,7 +7,7 @@ from mamba_cli.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Kind of GPU."""
+    """One kind of GPU, with the numbers of its data sheet."""
 
     name: str
     memory: int

@@ -31,7 +31,7 @@ SURPLUS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FleetResult:
-    """How a fleet of `engines` engines did in a simulation. Times are in seconds."""
+    """Result of a simulation of a fleet of `engines` engines. Times are in seconds."""
 
     engines: int
     attainment: float
@@ -65,7 +65,7 @@ class FleetCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SizingRequest:
-    """Says what fleet is wanted: the model, the requests, the objective and the kinds of GPU.
+    """Question of a search for a fleet: the model, the requests, the objective and the kinds of GPU.
 
     If `constraints.strategy` is None, every strategy is a candidate.
     """
@@ -185,7 +185,7 @@ def _search(
 
 
 def best_share(stream: RequestStream, profile: EngineProfile, longest: int, slo: Slo) -> float:
-    """Return an upper bound on the attainment: an idle engine that resumes every prefix that it could."""
+    """Return an upper bound on the attainment: that of an idle engine which resumes every shared prefix."""
     requests = requests_of(servable(stream, longest))
     attained = 0
     for request in requests:
@@ -233,7 +233,7 @@ def _runs(
 
 
 def fleet_result(run: Simulation, engines: int, submitted: int) -> FleetResult:
-    """Return the result of a finished simulation, of which `submitted` requests were the input."""
+    """Return the result of a finished simulation; its attainment is a share of the `submitted` requests."""
     requests = [request for request in run.requests if request.engine]
     first = sorted(
         request.first_token_at - request.arrived_at

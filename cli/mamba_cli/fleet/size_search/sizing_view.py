@@ -14,7 +14,7 @@ from mamba_cli.fleet.slo import GOAL, Slo
 
 @dataclass(frozen=True, slots=True)
 class SizingReport:
-    """Shows the result of a sizing, together with what was asked."""
+    """The result of a sizing together with its question, as a table or a document."""
 
     model: str
     trace: str
@@ -50,7 +50,7 @@ class SizingReport:
             )
         if self.left_out:
             notes.append(
-                f"left out: {self.left_out:,} requests without a prompt or longer than their hash_ids"
+                f"left out: {self.left_out:,} requests without a prompt or with hash_ids that do not fit it"
             )
         if not self.identity:
             notes.append("nothing is resumed: the trace does not say which prompts share a prefix")

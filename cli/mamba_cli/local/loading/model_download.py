@@ -31,8 +31,9 @@ def downloaded(
     Args:
         uri: a full URI.
         report_bytes: called with the bytes done and in all, in addition to the display.
-        others: commits of other processes, as `sound_copy` takes them; None = no copy is removed.
-        adapter: whether it is an adapter.
+        others: commits in the cache that other processes need; other copies may be removed if space is
+            short. None = no copy is removed.
+        adapter: whether `uri` is that of an adapter.
 
     Raises InvalidInput, RunFailed.
     """

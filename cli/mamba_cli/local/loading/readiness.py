@@ -1,6 +1,6 @@
-"""Short HTTP requests to engines and gateways: their readiness, and other live settings.
+"""Short HTTP requests to engines and gateways, which ask for their readiness or change live settings.
 
-Each ends after `TIMEOUT` at the latest; its function says what a missing answer means.
+A request ends after `TIMEOUT` at the latest. Each function documents its result for a missing answer.
 """
 
 import json
@@ -36,7 +36,8 @@ async def engine_readiness(session: aiohttp.ClientSession, url: str) -> EngineRe
 async def gateway_ready(session: aiohttp.ClientSession, url: str, engine_url: str) -> bool:
     """Return whether the gateway at `url` may send requests to the engine at `engine_url`.
 
-    The check names the engine, because the port can belong to a gateway of another process.
+    The check names the engine, because the port can belong to a gateway of another process. The result is
+    False without an answer.
     """
     try:
         async with session.get(f"{url}/metrics", timeout=TIMEOUT) as answer:
