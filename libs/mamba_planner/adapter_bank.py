@@ -34,7 +34,7 @@ def bank_bytes(model: ModelConfig, dtype: str, *, places: int, rank: int, expert
 
 
 def _of_experts(model: ModelConfig) -> int:
-    """Return how many numbers the changes of all experts of a sparse feed-forward have, for each rank."""
+    """Return how many numbers an adapter of rank 1 has for all experts of one sparse feed-forward."""
     if (moe := model.moe) is None:
         return 0
     projections, d = 3 if moe.gated else 2, model.hidden_size
@@ -75,9 +75,10 @@ def step_bytes(
 
 
 def _of_latent_heads(heads: int, latent: LatentConfig, rank: int) -> int:
-    """Return the numbers that the changes of products of heads with a latent need while they are computed.
+    """Return how many numbers are held while the changes of products of latent heads are computed.
 
-    Rows of prompts are computed by one adapter's matrices; decoding rows gather the matrices of their own.
+    All rows of a prompt use the matrices of one adapter; for each decoding row, the matrices of its adapter
+    are copied.
     """
     outputs = latent.own + latent.values
     matrices = 2 * rank * (latent.rank + heads * outputs)

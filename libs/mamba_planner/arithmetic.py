@@ -1,8 +1,8 @@
 """Bytes and work of a model on one device: states, attention KV, parameters, weights, prompts. Pure.
 
 The planner, the cache layout, the engine, the gateway and the documentation read these numbers; the table of
-shapes in the tests pins them. The number of parameters counts where no weights are at hand; otherwise the
-true size of the weights takes precedence.
+shapes in the tests pins them. The bytes of the weights are estimated from the number of parameters only where
+their true size is not known.
 """
 
 from dataclasses import dataclass, replace
@@ -135,7 +135,7 @@ def page_tail_bytes(model: ModelConfig, dtype: str) -> int:
     """Return the bytes at the end of a page, behind its keys and values.
 
     These are the hidden state of the page's last token, from which a head for drafts continues on the next
-    page.
+    page; 0 without such a head.
     """
     return model.hidden_size * DTYPE_BYTES[dtype] if model.draft_head else 0
 
@@ -244,7 +244,9 @@ class WeightsSize:
     int8: int = 0
     """Elements of matrices whose stored numbers are held as int8 on CPUs."""
     int4: int = 0
+    """Elements of matrices whose stored numbers are held as int4 on CPUs."""
     int4_zeros: int = 0
+    """Elements of matrices that are held as int4 on CPUs, with the number for zero in each block."""
     packed: int = 0
     """Elements of matrices that stay in four bits on GPUs."""
     packed_bytes: int = 0
@@ -307,7 +309,7 @@ class WeightsSize:
 
 
 def kept_matrices(model: ModelConfig) -> tuple[int, int]:
-    """Return the elements and rows of matrices that FP8 leaves out: vocabulary, routers, parts of latents."""
+    """Return the elements and rows of the matrices that FP8 leaves out: vocabulary, routers, latent heads."""
     hidden, vocabularies = model.hidden_size, 1 if model.tie_embeddings else 2
     rows = model.vocab_size * vocabularies
     elements = rows * hidden

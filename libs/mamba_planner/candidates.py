@@ -284,7 +284,7 @@ class Candidate:
     """Result for half as many sequences, if the best trade-off leaves no checkpoint."""
     role: Role = "unified"
     required: int = 1
-    """Number of sequences for which a configured arena is raised."""
+    """Number of sequences that the arena has to hold, for which a smaller configured one is raised."""
     required_bytes: int = 0
     """Bytes of arena that `required` sequences would need."""
 
@@ -374,9 +374,10 @@ def evaluate(
 
 
 def _required(constraints: Constraints, workload: Workload, limit: int) -> int:
-    """Return the fewest sequences that an engine's arena must hold; a smaller one is made larger.
+    """Return how many sequences an engine's arena has to hold; a smaller arena is made larger.
 
-    One for a unified engine. An engine of a pool needs as many as are declared or allowed, at most `limit`.
+    A unified engine has to hold one. An engine of a pool has to hold as many as are declared or allowed, at
+    most `limit`.
     """
     if constraints.role == "unified":
         return 1

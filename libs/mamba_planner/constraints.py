@@ -1,6 +1,7 @@
 """The planner's view of an engine's settings: what the user fixed before planning.
 
-A MambaDeployment reaches it through `spec_settings`, so that cluster, workstation and engine plan alike.
+The spec of a MambaDeployment is first converted to an engine's settings (`spec_settings`), so that cluster,
+workstation and engine plan alike.
 """
 
 from dataclasses import dataclass, replace
@@ -53,7 +54,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Maximum number of tokens of a sequence, reached at its end."""
+        """Mean number of tokens of a sequence at its end: prompt and output."""
         return self.prompt_tokens + self.output_tokens
 
     @property
@@ -143,9 +144,9 @@ class Constraints:
             raise UnusableInput(f"utilization {self.utilization} must be above 0 and at most 1")
 
     def overlaps(self, device: Literal["cuda", "cpu"]) -> bool:
-        """Return whether an engine on `device` overlaps planning and computing.
+        """Return whether an engine on `device` plans step n+1 while step n runs.
 
-        On a CPU, planning would only take the core from the model.
+        By default only GPUs do: on a CPU, planning would take cores from the model.
         """
         return device == "cuda" if self.overlap is None else self.overlap
 

@@ -42,10 +42,10 @@ def forms_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
 def auto_uses_head(model: ModelConfig, settings: EngineSettings, device: DeviceKind) -> bool:
     """Return whether an engine on `device` with speculation auto drafts with the model's own head.
 
-    It does on CPUs, where a head that reads all tokens is measured to pay, and where the configuration names
-    a head: sizes of files alone do not tell whether there is one. An engine with adapters does not use the
-    head, nor does an engine of a pool: the head's layer of pages would travel with each state, and what that
-    takes from the steps of a decode engine was measured to be more than the head saves.
+    It does on CPUs alone, where such a head was measured to save more time than it takes, and only if the
+    configuration names the head, since sizes of files do not tell whether there is one. An engine with
+    adapters does not use the head, nor does an engine of a pool: the head's layer of pages would travel with
+    each state, which was measured to cost a decode engine more than the head saves.
     """
     is_alone = settings.role == "unified" and not settings.lora_places
     return model.has_head and device == "cpu" and is_alone and _readable(model)
@@ -56,7 +56,7 @@ def _readable(model: ModelConfig) -> bool:
 
 
 def head_bytes(model: ModelConfig, settings: EngineSettings) -> int:
-    """Return the bytes of the weights of the model's head in memory, which sizes of files do not count."""
+    """Return the bytes in memory of the weights of the model's head, which `WeightsSize` does not count."""
     attention = model.attention
     norms = 5 * model.hidden_size
     if attention is not None and attention.qk_norm:
@@ -65,7 +65,7 @@ def head_bytes(model: ModelConfig, settings: EngineSettings) -> int:
     size = WeightsSize(0, parameters, parameters - norms)
     dtype = model.dtype if settings.dtype == "auto" else settings.dtype
     if settings.quantization == "int4":
-        # None of its matrices is that of the vocabulary, which has eight bits.
+        # The head has no matrix of the vocabulary, the one that int4 does not hold in four bits.
         return size.loaded(replace(model, vocab_size=0), dtype, "int4")
     return size.loaded(model, dtype, settings.quantization)
 
@@ -89,7 +89,10 @@ def planned_model(
 def without_drafts(
     model: ModelConfig, settings: EngineSettings, weights_bytes: int | None
 ) -> tuple[ModelConfig, int | None]:
-    """Return the model that `planned_model` returned, without what drafts, and the bytes of its weights."""
+    """Return the model without its head for drafts and its draft model, and the bytes of its weights.
+
+    `model` and `weights_bytes` are those that `planned_model` returned. None = the bytes are not known.
+    """
     plain = replace(model, draft_head=False, draft_model=None)
     if model.draft_head:
         plain = replace(plain, parameters=model.parameters - head_parameters(model))

@@ -1,7 +1,7 @@
 """Memory of a second model that drafts: its weights, states, pages and tables, to the byte. Pure.
 
-`MemoryBudget` counts it, and the engine allocates exactly this. A sequence that drafts has a lane: two
-states, that of its known tokens and the one that drafts move on, and pages from a pool that all lanes share.
+`MemoryBudget` counts it, and the engine allocates exactly this. A sequence that drafts has a lane: two states
+(one after its known tokens, and one that follows the drafts), and pages from a pool that all lanes share.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """`plan_engine`: the plan of an engine's settings, with the next GPU sizes, or what would make it fit.
 
-Pure.
-
-The engine, the operator and the command line call it; `plan` below it decides.
+The engine, the operator and the command line call it; `plan`, which it calls, decides. Pure.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,8 +28,8 @@ HEAD_LEFT_OUT = (
 )
 """Note of a plan for speculation auto without the head that the model has."""
 PlannedDtype = Callable[[Role, StateDtype | None], StateDtype | None]
-"""Returns the state type of the plan of a pool, given a fixed type or None for the planner's choice; None if
-nothing fits."""
+"""Function that plans the engines of a pool and returns their type of states; None if nothing fits. Its
+second argument fixes the type; None = the planner's choice."""
 
 
 def plan_engine(
@@ -52,7 +50,7 @@ def plan_engine(
         device: the device and its memory.
         weights_bytes: true bytes of the weights on one device; None = by parameter count.
         workspace: measured bytes of the largest step; None = by arithmetic.
-        workload: traffic that replaces what the settings declare.
+        workload: traffic to plan for instead of the declared traffic; None = the declared traffic.
 
     Raises:
         InsufficientMemory: nothing fits; the message names the changes and the smallest GPU that would fit.
@@ -108,8 +106,9 @@ def affordable_model(
 ) -> tuple[ModelConfig, int | None]:
     """Return the model as an engine with these settings runs it, and the bytes of its weights.
 
-    With speculation auto, the model's own head is left out where an engine with the head does not fit: a
-    default must not refuse what fits without it. Raises UnusableInput as `plan_engine`.
+    With speculation auto, the model's own head is left out if an engine with the head does not fit: an engine
+    that fits without the head must not fail because of a default. The bytes are None if they are not known.
+    Raises UnusableInput as `plan_engine`.
 
     Args:
         model: the model; with its head if it is known that the engine has the head.
@@ -134,9 +133,10 @@ def _no_drafts(
     weights_bytes: int | None,
     traffic: Workload,
 ) -> tuple[str, ...]:
-    """Return the remedy of an engine that fits without what drafts; empty if it does not, or nothing drafts.
+    """Return the remedy "speculation off" if the engine would fit without its head or its draft model.
 
-    The parameters are those of `plan` as it raised InsufficientMemory.
+    The result is empty if the engine has neither of them, or does not fit without them either. The parameters
+    are those with which `plan` raised InsufficientMemory.
     """
     if not model.draft_head and model.draft_model is None:
         return ()
@@ -150,7 +150,7 @@ def _no_drafts(
 
 
 def _check_pages(model: ModelConfig, constraints: Constraints) -> None:
-    """Raise UnusableInput if pages of FP8 would have no keys, or leave what follows them misaligned."""
+    """Raise UnusableInput if pages of FP8 would have no keys, or would misalign the bytes behind them."""
     if constraints.kv_cache_dtype != FP8_PAGES:
         return
     if model.attention is None:
@@ -178,7 +178,7 @@ def _on_other_size(
     """Return the planner's choice on `device`, without its reasons.
 
     16-bit states are evaluated only if 32-bit states do not suffice. `weights_bytes` and `workspace` are as
-    in `plan_engine`; `traffic` is the workload.
+    in `plan_engine`; `traffic` is the workload. Raises InsufficientMemory if nothing fits.
     """
     budget = MemoryBudget.of(model, constraints, device, weights_bytes, workspace)
     candidates: list[Candidate] = []

@@ -20,7 +20,7 @@ from mamba_settings.byte_size import binary_size
 
 @dataclass(frozen=True, slots=True)
 class FittingSize:
-    """The smallest GPU memory on the market, in bytes, that would hold an engine."""
+    """The smallest GPU memory on the market that would hold an engine, and the largest that there is."""
 
     smallest: int | None
     """Bytes of the smallest size on the market that suffices; None if no size does."""
@@ -28,7 +28,7 @@ class FittingSize:
     """Bytes of the largest size on the market."""
 
     def words(self) -> str:
-        """Return a sentence without its full stop."""
+        """Return the smallest size that suffices, as a sentence without its full stop."""
         if self.smallest is None:
             return f"No GPU size holds it: the largest is {binary_size(self.largest)}"
         return f"The smallest GPU size that holds it is {binary_size(self.smallest)}"

@@ -1,6 +1,7 @@
 """`hand_over_tokens`: the fewest tokens for which a prompt is worth a hand-over between two pools. Pure.
 
-The operator and local mode give the number to gateways, `status` and `mambaserve plan` show it.
+The operator and local mode give the number to gateways; the status of a MambaDeployment and `mambaserve plan`
+show it.
 """
 
 from mamba_api.v1alpha1 import MambaDeployment

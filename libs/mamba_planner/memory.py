@@ -203,7 +203,7 @@ def _memory_above_tiers(device: Device, constraints: Constraints) -> tuple[int, 
 
 
 def tier_memory(cache: TieredStateCache) -> int:
-    """Return the bytes of main memory that an engine takes for lower tiers, beside all other memory."""
+    """Return the bytes of main memory that an engine takes for lower tiers, with their staging memory."""
     if cache.host_memory is None and cache.disk is None:
         return 0
     return TIER_STAGING_BYTES + (cache.host_memory.bytes if cache.host_memory is not None else 0)

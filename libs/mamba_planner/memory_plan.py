@@ -37,7 +37,7 @@ Tier = Literal["hostMemory", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """Holds what the planner gives one tier of the state cache below the arena."""
+    """The budget of one tier of the state cache below the arena, and how many states it holds."""
 
     tier: Tier
     bytes: int
@@ -52,7 +52,7 @@ class TierPlan:
 
 @dataclass(frozen=True, slots=True)
 class RaisedArena:
-    """An arena made larger than configured, since that does not hold what an engine of a pool needs."""
+    """An arena made larger than configured, since an engine of a pool needs more slots or pages."""
 
     configured: int
     """Bytes in the settings."""
@@ -80,7 +80,7 @@ class RaisedArena:
 
 @dataclass(frozen=True, slots=True)
 class OtherSize:
-    """Says what the planner would choose on a GPU of another size, or why nothing fits there."""
+    """The planner's choice for a GPU of another size, or the reason why nothing fits there."""
 
     memory: int
     """Bytes of that GPU."""
@@ -146,8 +146,8 @@ class MemoryPlan:
     binding_constraint: str
     """Limit reached first: state slots, kv pages, configured limit, default limit or memory."""
     headroom_bytes: int
-    """Budget left after weights, workspace and the running sequences at full length: the share of the
-    cache."""
+    """Bytes of the budget that are left for the cache, after weights, adapters, draft model, workspace,
+    padding, and the memory of `planned_running` sequences and of the states that are handed over."""
     expected_saved: float
     """Share of prompt tokens expected to be resumed."""
     workload: Workload
@@ -157,7 +157,7 @@ class MemoryPlan:
     """Uses of memory, which add up to `budget_bytes`."""
     rejected: tuple[RejectedCandidate, ...]
     notes: tuple[str, ...] = ()
-    """Values that the planner assumed, lowered or raised."""
+    """Remarks for people, such as values that the planner assumed, lowered or raised."""
     adapters_bytes: int = 0
     """Bytes of the places for adapters."""
     draft_model_bytes: int = 0
@@ -170,13 +170,13 @@ class MemoryPlan:
     exports: int = 0
     """States that a prefill engine keeps for their readers with `planned_running` sequences."""
     raised: RaisedArena | None = None
-    """The configured size that was too small; None = the planned size is the configured one, if any."""
+    """How a configured arena that was too small was raised; None = no arena was raised."""
     tiers: tuple[TierPlan, ...] = ()
     """Tiers below the arena."""
     one_size_down: OtherSize | None = None
-    """Choice on a GPU of the next smaller size; None = there is none, or memory decides nothing."""
+    """Choice on a GPU of the next smaller size; None = there is none, or the GPU's memory does not matter."""
     one_size_up: OtherSize | None = None
-    """Choice on a GPU of the next larger size; None = there is none, or memory decides nothing."""
+    """Choice on a GPU of the next larger size; None = there is none, or the GPU's memory does not matter."""
 
     @property
     def bytes_beside_models(self) -> int:
@@ -185,7 +185,7 @@ class MemoryPlan:
 
     @property
     def unused_bytes(self) -> int:
-        """Part of the budget that neither weights, workspace nor arena take."""
+        """Bytes of the budget that neither the arena nor anything beside it takes."""
         return next(line.bytes for line in self.ledger if line.item == OUTSIDE)
 
     def to_status(self) -> dict[str, Any]:

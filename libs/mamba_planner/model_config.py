@@ -37,7 +37,7 @@ class MambaConfig:
     """Clamp of dt after softplus."""
     norm_eps: float
     gated_norm: bool = True
-    """Whether a grouped RMSNorm follows; False = gate alone."""
+    """Whether the gate is combined with a grouped RMSNorm; False = the gate alone."""
     norm_before_gate: bool = False
     """Whether the norm comes before the gate (Falcon-H1)."""
     out_bias: bool = False
@@ -51,7 +51,7 @@ class MambaConfig:
 
     @property
     def conv_dim(self) -> int:
-        """Channels of the convolution, C: x | B | C."""
+        """Channels of the convolution: those of x, of B and of C, in this order."""
         return self.inner + 2 * self.groups * self.state_size
 
     @property
@@ -75,8 +75,8 @@ class GatedDeltaConfig:
     beta_scale: float = 1.0
     """Factor on beta. With 2, a state's eigenvalues may be negative (OLMo hybrid)."""
     gate_rank: int | None = None
-    """Width that decays and gates pass through; each channel of a key has a decay of its own, and the gate is
-    a sigmoid (Kimi-Linear). None = each head has one decay."""
+    """Rank of the pairs of matrices that compute decays and gates; each channel of a key then has a decay of
+    its own, and the gate is a sigmoid (Kimi-Linear). None = single matrices, and one decay for each head."""
 
     @property
     def decays(self) -> int:
@@ -115,8 +115,8 @@ class RopeScaling:
     """Factor by which texts are longer."""
     low: float = 0.0
     high: float = 0.0
-    """Number of turns of a pair in a text of the trained length: pairs with at most `low` turns are slowed
-    down by the factor, pairs with at least `high` turns are not (llama3, yarn)."""
+    """Numbers of full rotations of a pair in a text of the trained length: pairs with at most `low` rotations
+    are slowed down by the factor, and pairs with at least `high` rotations are not (llama3, yarn)."""
     truncate: bool = True
     """Whether the borders between those pairs are rounded to whole pairs (yarn)."""
     attention_factor: float = 1.0
@@ -137,8 +137,8 @@ class RopeScaling:
 class LatentConfig:
     """Latent attention: keys and values that every head computes from one row of a token (Kimi-Linear).
 
-    Pages hold the row alone. Heads read the row itself, as the matrices by which they would compute keys and
-    values of it are multiplied into the queries and results.
+    Pages hold the row alone. Heads attend to the row itself: the matrices that would compute keys and values
+    from it are multiplied into the queries and the results instead.
     """
 
     rank: int
@@ -258,10 +258,11 @@ class StoredWeights:
     """Elements of quantized matrices by the forms in which engines on CPUs and on GPUs hold them."""
 
     summary: str
-    """How they are stored, in words."""
+    """How the checkpoint stores them, in words."""
     int8: int = 0
     int4: int = 0
     int4_zeros: int = 0
+    """Elements that the C++ kernels hold in each of these three forms, as in `WeightsSize`."""
     plain: int = 0
     """Elements that no kernel multiplies in few bits: they are held as the type of the weights."""
     packed: int = 0

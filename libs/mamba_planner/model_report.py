@@ -1,7 +1,7 @@
 """`ModelReport`: facts about a downloaded model for the planner. Pure.
 
-`mambaserve download --report` writes it and the operator reads it. One JSON text that fits into a container's
-termination message, which carries it from the loader to the operator.
+`mambaserve download --report` writes it and the operator reads it. The report is one JSON text, short enough
+for a container's termination message, which carries it from the loader to the operator.
 """
 
 import json

@@ -45,7 +45,8 @@ def plan(
     Args:
         model: the model.
         constraints: the fixed values; `Constraints.of(settings)` for an engine.
-        device: the device and its memory; ignored if `constraints.arena_bytes` is set.
+        device: the device and its memory. With `constraints.arena_bytes`, only measured main memory is
+            compared with the plan; other memory only limits how far an arena that is too small is raised.
         weights_bytes: true bytes of the weights on one device; None = by parameter count.
         workload: declared or measured traffic; None = a cautious assumption.
         workspace: measured bytes of the largest step; None = by arithmetic.
@@ -109,11 +110,10 @@ def _allowed(candidates: list[Candidate], constraints: Constraints) -> list[Cand
 
 
 def _closest_below_need(candidates: list[Candidate], arena: int) -> Candidate | None:
-    """Return the candidate that needs the smallest arena, if that has to be raised for it.
+    """Return the candidate that needs the smallest arena, if `arena` bytes suffice for none of them.
 
-    None = the arena suffices for one of the candidates. The result has 32-bit states if any candidate has:
-    the
-    arena must not be raised by less at the cost of rounded states.
+    None = they suffice for one of the candidates. The result has 32-bit states if any candidate has: states
+    must not be rounded only to raise the arena by less.
     """
     if any(candidate.required_bytes <= arena for candidate in candidates):
         return None
@@ -122,9 +122,10 @@ def _closest_below_need(candidates: list[Candidate], arena: int) -> Candidate | 
 
 
 def _raised_size(small: Candidate, budget: MemoryBudget, constraints: Constraints) -> int:
-    """Return the bytes of the raised arena, which the required sequences need, as far as memory allows.
+    """Return the bytes of the raised arena: as many as the required sequences need, as far as memory allows.
 
-    The arena has room for one sequence in any case; the caller's budget refuses one that the machine lacks.
+    The result has room for one sequence in any case. If the machine lacks that memory, the budget that the
+    caller computes next refuses it.
     """
     if not budget.device.memory:
         return small.required_bytes

@@ -83,7 +83,7 @@ def ways_to_fit(
 
 
 Lever = Iterator[tuple[Constraints, str]]
-"""Changes of one setting with their words, the smallest first."""
+"""Changes of one setting, the smallest first, each as constraints and in words."""
 
 
 def _shorter(model: ModelConfig, constraints: Constraints) -> Lever:

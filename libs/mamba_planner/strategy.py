@@ -1,4 +1,4 @@
-"""The three strategies as reservations over one slot life cycle, with their properties. Pure.
+"""The three state cache strategies: the slots that each reserves for a sequence, and its weakness. Pure.
 
 A strategy says how many tracking slots a running sequence holds and where checkpoints may come from. It has
 no code path of its own, which is why it can be changed while serving. Planner and engine read it here.
@@ -68,7 +68,7 @@ def reservation(strategy: str, *, overlap: bool) -> Reservation:
 def decode_spacing(outputs: int, page_size: int, track_interval: int) -> int:
     """Return the tokens between checkpoints of a sequence that has generated `outputs` tokens.
 
-    The engine places checkpoints by it, and the planner estimates with it what the next turn must recompute.
+    The engine places checkpoints by this rule, and the planner estimates by it what the next turn recomputes.
     The spacing starts at one page and doubles whenever the output has doubled, up to `track_interval`. Thus
     the next turn resumes most of a short answer too (at most a quarter is lost), for four more writes of the
     state per doubling.

@@ -113,8 +113,8 @@ def draft_bytes(
 ) -> int:
     """Return the bytes of the memory for drafts.
 
-    It holds raw inputs of drafted tokens, copies of the state of one layer, and counts of tokens for
-    penalties.
+    It holds the results of the input projections for drafted tokens, copies of the state of one layer, counts
+    of tokens for penalties, and hidden states for a head for drafts.
 
     Args:
         model: the model.

@@ -1,4 +1,4 @@
-"""The salt of prefixes that were computed with an adapter, which no request without it can have.
+"""The salt of prefixes that were computed with an adapter, which no request without the adapter can have.
 
 Engines use it for the roots of their trees, for hashes of pages and for stored and transferred states, and
 gateways to look prefixes up. A state that one adapter computed is therefore never found for another one.

@@ -139,7 +139,8 @@ class ChangeLog:
     def since(self, incarnation: str, seq: int, most: int = MAX_CHANGES) -> list[Change] | None:
         """Return at most `most` batches after the batch `seq`; None = the reader needs a snapshot.
 
-        That is so if `incarnation` is an earlier run of the engine, or a batch after `seq` is no longer kept.
+        A snapshot is needed if `incarnation` is an earlier run of the engine, or if a batch after `seq` is no
+        longer kept.
         """
         if incarnation != self.incarnation or seq > self.seq:
             return None

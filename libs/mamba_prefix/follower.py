@@ -176,7 +176,7 @@ class Follower:
         self._silent.pop(engine, None)
 
     async def _resync(self, beats: dict[str, Heartbeat | None]) -> None:
-        """Read the engines again of which batches are missing: the snapshot, then the stream from there.
+        """Read engines with missing batches again: their snapshots, then the stream from there.
 
         Raises RedisAway.
         """

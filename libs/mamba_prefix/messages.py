@@ -46,7 +46,7 @@ class Change(msgspec.Struct, tag="change", array_like=True, frozen=True):
 
     @property
     def payload(self) -> int:
-        """Return the number of bytes of all packed fields."""
+        """Number of bytes of all packed fields."""
         return len(self.gained) + len(self.lost) + len(self.pages_gained) + len(self.pages_lost)
 
 

@@ -177,7 +177,7 @@ _NO_TERMS = np.zeros(0, np.uint64)
 
 
 def _summed(terms: Hashes, running: int) -> Hashes:
-    """Return the running sums after each page of `terms`, of which the one before them is `running`."""
+    """Return the running sum after each page of `terms`; `running` is the sum before the first one."""
     sums = np.add.accumulate(terms)
     sums += np.uint64(running)
     return sums

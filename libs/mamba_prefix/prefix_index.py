@@ -1,7 +1,7 @@
 """`PrefixIndex`: a gateway's local copy of which prefixes each engine has cached. No I/O, no waiting.
 
-Filled by `Follower` (Redis) or `DirectFeed` (engines), read by routing. The copy is a hint: an engine matches
-a prompt against its own tree again.
+`Follower` (from Redis) or `DirectFeed` (from the engines) fills it, and routing reads it. The copy is a hint:
+an engine matches a prompt against its own tree again.
 """
 
 import time
@@ -47,7 +47,7 @@ NOTHING = Depths({}, {})
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """Holds what the index knows of the state of one engine."""
+    """The state of one engine, as far as the index knows it."""
 
     fingerprint: str
     page_size: int
@@ -141,17 +141,17 @@ class PrefixIndex:
 
     @property
     def entries(self) -> int:
-        """Return the number of prefixes that any engine can resume."""
+        """Number of prefixes that any engine can resume."""
         return self._table.entries
 
     @property
     def bytes(self) -> int:
-        """Return the memory of the tables in bytes."""
+        """Memory of the tables in bytes."""
         return self._table.bytes + self._pages.bytes
 
     @property
     def pages(self) -> int:
-        """Return the number of prefixes, at the rungs of prompts, whose attention pages an engine has."""
+        """Number of prefixes, at the rungs of prompts, whose attention pages an engine has."""
         return self._pages.entries
 
     # --- corrections by answers ----------------------------------------------------------------------
@@ -162,8 +162,8 @@ class PrefixIndex:
         """Remove entries of a prompt of which `engine` had less cached than `published` says.
 
         Entries deeper than `resumed` tokens are removed until the engine publishes them again. Return whether
-        any were removed: none are if the engine is unknown, or the entries are gone or newer than
-        `published`.
+        any were removed. None are if the engine is unknown, if the entries are gone or newer than
+        `published`, or if the index no longer knows which are newer.
         """
         number, view = self._numbers.get(engine), self._views.get(engine)
         if number is None or view is None or view.page_size <= 0:
@@ -184,7 +184,7 @@ class PrefixIndex:
     # --- updates by feeds ----------------------------------------------------------------------------
 
     def admits(self, engine: str) -> bool:
-        """Return whether the index has room for the engine, or can make it."""
+        """Return whether the index has a number for the engine; if not, add it to `refused_engines`."""
         if engine in self._numbers or self._free:
             return True
         self.refused_engines.add(engine)

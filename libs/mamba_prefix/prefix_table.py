@@ -1,9 +1,10 @@
 """The table of a gateway's copy: which engines have a checkpoint under a hash, as one bit an engine.
 
-Open addressing over two arrays, 16 bytes a place, with a sieve of one bit a hash in front: most pages of a
-long prompt have no checkpoint, and the sieve that rules them out fits a core's own cache. A hash that no
-engine has any more keeps its place, empty, until the table gets a new layout. Moving to the new layout is
-spread over the changes: each change moves some places, and until all are moved both layouts are searched.
+The table uses open addressing over two arrays, 16 bytes for each place. A sieve, which has one bit for each
+hash, is searched first: most pages of a long prompt have no checkpoint, and the sieve that rules them out
+fits a core's own cache. A hash that no engine has any more keeps its place, empty, until the table gets a new
+layout. Moving to the new layout is spread over the changes: each change moves some places, and until all are
+moved both layouts are searched.
 """
 
 import contextlib
@@ -74,7 +75,7 @@ class PrefixTable:
 
     @property
     def bytes(self) -> int:
-        """Return the size of all arrays."""
+        """Size of all arrays in bytes."""
         arrays = (
             self._keys, self._bits, self._sieve, self._old_keys, self._old_bits, self._old_sieve
         )  # fmt: skip
@@ -117,7 +118,7 @@ class PrefixTable:
 
     @staticmethod
     def _lookup(keys: Hashes, bits: Bits, hashes: Hashes) -> tuple[npt.NDArray[np.int64], Bits]:
-        """Return the positions of the `hashes` in the table, ascending, and the engines of each as bits."""
+        """Return the positions of the `hashes` that the table has, ascending, and their engines as bits."""
         mask, which, window = np.int64(len(keys) - 1), None, _NEAR
         places = (hashes & np.uint64(len(keys) - 1)).view(np.int64)
         out_rows, out_places = [], []

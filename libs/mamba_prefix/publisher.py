@@ -1,8 +1,8 @@
 """Publishes one engine's changes to Redis, from its API process. Nothing waits for it.
 
-One batch at a time in order, a heartbeat each second, a snapshot now and then. While Redis is away the
-publisher tries again at growing intervals and continues at its position; changes that it cannot catch up with
-are in the next snapshot.
+The publisher writes all batches of changes in order, a heartbeat each second, and a snapshot now and then.
+While Redis is away it tries again at growing intervals and continues at its position; changes that it cannot
+catch up with are in the next snapshot.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Publisher:
                 self._backoff.record_success()
 
     async def _publish(self) -> None:
-        """Publish for one heartbeat interval: changes, then the heartbeat. Raises RedisAway."""
+        """Publish for one heartbeat interval: a heartbeat, then changes as they come. Raises RedisAway."""
         if not self._log.page_size:
             await self._changed_within(BEAT_SECONDS)
             return

@@ -1,4 +1,4 @@
-"""`RecentGains`: hashes that one engine has recently published as cached, newer than other knowledge."""
+"""`RecentGains`: the latest hashes that one engine has published as cached, by the revision of the index."""
 
 from collections import deque
 

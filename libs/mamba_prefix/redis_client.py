@@ -47,10 +47,10 @@ def make_client(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
 async def answers_within(seconds: float) -> AsyncIterator[None]:
     """Limit the calls of a client in the block to `seconds` together. Raises TimeoutError.
 
-    The client limits a silence alone, and an answer may come byte by byte. A cancellation of the block always
-    ends the block with CancelledError: the client sends within `asyncio.wait_for`, which before Python 3.12
-    answers a cancellation with the result if that came in the same turn of the loop. A task that lost its
-    only cancellation would go on for ever, and whoever ends the task would wait for it.
+    The client itself limits only each silence, and an answer may come byte by byte. A cancellation of the
+    block always ends the block with CancelledError: the client sends within `asyncio.wait_for`, which before
+    Python 3.12 answers a cancellation with the result if that came in the same turn of the loop. A task that
+    lost its only cancellation would go on for ever, and whoever ends the task would wait for it.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -19,17 +19,17 @@ class RedisKeys:
 
     @property
     def stream(self) -> str:
-        """Return the key of the stream with the changes of all engines, one field `m` an entry."""
+        """Key of the stream with the changes of all engines; each entry has one field, `m`."""
         return f"{self._prefix}:changes"
 
     @property
     def engines(self) -> str:
-        """Return the key of the set of engine names."""
+        """Key of the set of engine names."""
         return f"{self._prefix}:engines"
 
     @property
     def written(self) -> str:
-        """Return the key that gateways write to check whether Redis accepts writes."""
+        """Key that gateways write to check whether Redis accepts writes."""
         return f"{self._prefix}:written"
 
     def heartbeat(self, engine: str) -> str:

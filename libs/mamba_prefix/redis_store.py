@@ -49,7 +49,7 @@ def _raises_redis_away(method: Method[P, R]) -> Method[P, R]:
 class RedisStore:
     """Reads and writes the index of one scope in Redis.
 
-    Each method takes one or two round trips, and raises RedisAway.
+    Each method except `close` takes one or two round trips, and raises RedisAway.
     """
 
     def __init__(self, client: Client, keys: RedisKeys) -> None:

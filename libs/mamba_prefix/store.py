@@ -23,7 +23,7 @@ Batch = tuple[str, bytes]
 class Store(Protocol):
     """Reads and writes the index of one scope, in whatever holds it.
 
-    Each method takes one or two round trips, and raises RedisAway.
+    Each method except `close` takes one or two round trips, and raises RedisAway.
     """
 
     async def append(self, batches: Sequence[bytes]) -> str: ...

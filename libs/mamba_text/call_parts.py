@@ -1,8 +1,8 @@
 """Readers of calls that are still being written: the name at once, the arguments piece by piece. Pure.
 
-`ToolCallReader` gives each text of a possible call to one of these readers, too. A reader begins a call when
-its function is one that is offered and its arguments have begun; what it returns is the beginning of what the
-whole call has as arguments. What looks unusual is not read here, and then the call comes whole.
+`ToolCallReader` passes the text of each possible call to one of these readers as well. A reader begins a call
+once the call names an offered function and its arguments have begun; the arguments so far are a beginning of
+the whole call's arguments. A reader ignores calls in an unusual form: clients then receive these whole.
 """
 
 import json
@@ -50,12 +50,12 @@ class CallPartsReader(Protocol):
     calls: list["BegunCall"]
 
     def feed(self, text: str) -> None:
-        """Read more of the text, and write the names and arguments that it has to `calls`."""
+        """Read more of the text, and add the names and arguments in it to `calls`."""
 
 
 @dataclass(slots=True)
 class BegunCall:
-    """Holds what is known so far of a call whose end has perhaps not arrived."""
+    """A call as far as its text has arrived."""
 
     name: str
     arguments: str = ""
@@ -104,7 +104,7 @@ class JsonCallParts:
         self._depth = 0
 
     def feed(self, text: str) -> None:
-        """Read more of the text, and write the names and arguments that it has to `calls`."""
+        """Read more of the text, and add the names and arguments in it to `calls`."""
         self._pending += text
         while self._pending and not self._dead:
             before = self._pending
@@ -201,7 +201,7 @@ class TaggedCallParts:
         self._is_text = self._at_start = False
 
     def feed(self, text: str) -> None:
-        """Read more of the text, and write the name and arguments that it has to `calls`."""
+        """Read more of the text, and add the name and the arguments in it to `calls`."""
         self._pending += text
         while self._pending and self._place != "over":
             before, place = self._pending, self._place

@@ -50,7 +50,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return what the base class returns."""
+        """Return a field or attribute, the same one as the base class."""
         if type(obj) is not dict or attribute in _ATTRIBUTES_OF_DICTS:
             return super().getattr(obj, attribute)
         try:
@@ -119,7 +119,7 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Return whether the template shows tools to the model."""
+        """Whether the template shows tools to the model."""
         return "tools" in self.variables
 
     @classmethod

@@ -1,7 +1,7 @@
 """`Detokenizer`: incremental detokenization that emits only complete characters.
 
-One per sequence, used by `sequence_text`. Wraps the library's DecodeStream; adds the context of the prompt, a
-bound on the tokens that an incomplete character may hold back, and a flush at the end.
+`sequence_text` has one for each sequence. It wraps the library's DecodeStream and adds the context of the
+prompt, a bound on the tokens that an incomplete character may hold back, and a flush at the end.
 """
 
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ class EncoderPool:
         self._long = ThreadPoolExecutor(1, thread_name_prefix="encode-long")
 
     def hand_over(self, work: Callable[[], None]) -> None:
-        """Do long work that no request waits for, after the long work before it."""
+        """Queue `work`, for which no request waits, behind the work on long texts, and return at once."""
         self._long.submit(work)
 
     async def run(self, chars: int, work: Callable[[GivenUp], Result]) -> Result:

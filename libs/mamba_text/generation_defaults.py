@@ -1,7 +1,7 @@
 """Sampling defaults of a model, from its `generation_config.json`.
 
-Read once by the API process; a request's own values take precedence. A value of the wrong type in the file is
-an error of the model directory, not of a request.
+A request's own values take precedence. A value of the wrong type in the file is an error of the model
+directory, not of a request.
 """
 
 from dataclasses import dataclass

@@ -153,7 +153,7 @@ def _shown(
 
 
 def _tokens_within(offsets: Sequence[tuple[int, int]], end: int) -> int:
-    """Return the number of first tokens that lie before character `end`."""
+    """Return how many tokens, from the first one on, end at or before character `end`."""
     tokens = 0
     for begin, stop in offsets:
         if stop > end or begin >= end:

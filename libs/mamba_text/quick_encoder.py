@@ -1,8 +1,8 @@
 """`QuickEncoder`: the token ids of texts, ten times as quickly as the tokenizer itself finds them.
 
 The package fastokens (the extra `quick-tokenizer`) reads the same description of a tokenizer and does the
-same in less time. Its ids are used only where a wrong id costs little, in gateways: who looks for a prompt
-under wrong ids finds no cached prefix of it, and engines encode all prompts by the tokenizer itself.
+same in less time. Its ids are used only where a wrong id costs little, in gateways: a gateway that looks a
+prompt up by wrong ids finds no cached prefix of it, and engines encode all prompts by the tokenizer itself.
 Nevertheless the two are compared, on texts of many kinds at the beginning and on some texts of requests
 later. After one difference, or where the package is missing or does not know the kind of tokenizer, the
 tokenizer itself encodes all texts.
@@ -78,11 +78,11 @@ class QuickEncoder:
 
     @property
     def is_quick(self) -> bool:
-        """Return whether the quicker implementation is used."""
+        """Whether the quicker implementation is used."""
         return self._quick is not None
 
     def token_ids(self, text: str) -> list[int]:
-        """Return the ids of `Tokenizer.token_ids`."""
+        """Return the ids that `Tokenizer.token_ids` returns for `text`."""
         quick = self._quick
         if quick is None:
             return self._tokenizer.token_ids(text)

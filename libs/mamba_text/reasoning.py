@@ -1,6 +1,6 @@
-"""Reasoning of a model before its answer: its markers, and `ReasoningReader`, which separates both. Pure.
+"""Reasoning of a model before its answer: its markers, and `ReasoningReader`, which finds its end. Pure.
 
-Used by the API process, one reader per choice. Text that may be a marker, or white space next to one, is held
+The API process has one reader for each choice. Text that may be a marker, or white space next to one, is held
 back until that is certain.
 """
 
@@ -21,7 +21,7 @@ class ReasoningFormat:
 
     @property
     def markers(self) -> tuple[str, str]:
-        """Return both markers; a tokenizer may have them as special tokens."""
+        """Both markers; a tokenizer may have them as special tokens."""
         return self.begin, self.end
 
 
@@ -112,7 +112,7 @@ class ReasoningReader:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens of the reasoning and its markers so far."""
+        """Number of tokens of the reasoning and its markers so far."""
         return 0 if self._place is _Place.BEFORE else self._tokens
 
     def feed(self, text: str, tokens: Iterable[str], *, last: bool) -> ParsedReasoning:

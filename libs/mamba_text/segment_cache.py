@@ -1,8 +1,9 @@
 """Cache of token ids for texts with a common beginning: each turn of a conversation adds little new text.
 
-For the tokenizer, a special token ends the text before it. Texts are therefore cut before each special token,
-and pieces that were encoded before are not encoded again. Used by gateways, which see all turns of a
-conversation. The beginning of a long conversation is known as a whole, so that its pieces need not be found.
+For the tokenizer, an added token (such as a special token) ends the text before it. Texts are therefore cut
+before each added token, and pieces that were encoded before are not encoded again. Gateways use the cache, as
+they see all turns of a conversation. The beginning of a long conversation is remembered as a whole, so that
+it need not be cut again.
 """
 
 import itertools
@@ -50,7 +51,7 @@ class Beginning:
 
     @property
     def bytes(self) -> int:
-        """Return the memory of text and ids."""
+        """Memory of text and ids in bytes."""
         return sys.getsizeof(self.text) + self.token_ids.nbytes
 
 
@@ -113,7 +114,7 @@ class SegmentCache:
 
     @property
     def held_bytes(self) -> int:
-        """Return the memory of the cached pieces."""
+        """Memory of the cached pieces in bytes."""
         return self._bytes
 
     def _places(self, text: str, first: int = 0) -> Iterator[tuple[int, int]]:
@@ -195,10 +196,10 @@ def _joined(ids: list[TokenIds]) -> TokenIds:
 
 
 def _cuts(tokenizer: Tokenizer) -> "_Cuts | None":
-    """Return where texts may be cut, before added tokens; None = texts are not cut.
+    """Return the finder of the places where texts may be cut; None = texts must not be cut.
 
-    That is so without added tokens, if one depends on the text around it, and if the tokens of two parts of a
-    test text are not those of the whole text.
+    The result is None if the tokenizer has no added tokens, if one of them depends on the text around it, or
+    if the pieces of a test text do not have the same tokens as the whole text.
     """
     added = list(tokenizer.rust.get_added_tokens_decoder().values())
     if any(token.lstrip or token.rstrip or token.single_word or token.normalized for token in added):

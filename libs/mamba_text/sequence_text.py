@@ -17,7 +17,7 @@ class CertainText:
     """The text that became final with some new tokens."""
 
     text: str
-    """Text for the client, without the stop string."""
+    """Text for the client; it includes a stop string only if the client sees that (`TextVisibility.stop`)."""
     used: int
     """Number of the new tokens that count: all, or those up to the one that completed a stop string."""
     stopped: bool = False
@@ -28,7 +28,7 @@ class CertainText:
 
 @dataclass(frozen=True, slots=True)
 class TextVisibility:
-    """Says which parts of a sequence the client sees."""
+    """The strings that end a sequence, and which special parts of the sequence the client sees."""
 
     stops: tuple[str, ...] = ()
     """Strings that end the sequence."""

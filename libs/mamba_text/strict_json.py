@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parse(text: str) -> Any:
-    """Parse JSON, without the numbers that only Python has. Raises ValueError, RecursionError."""
+    """Parse JSON; numbers that are infinite or NaN are refused. Raises ValueError, RecursionError."""
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
@@ -38,7 +38,10 @@ def whole_characters(text: str) -> str:
 
 
 def parse_whole(text: str) -> Any:
-    """Parse JSON with U+FFFD for lone surrogates. Raises ValueError, RecursionError."""
+    """Parse JSON with U+FFFD for lone surrogates; NaN and infinities are accepted.
+
+    Raises ValueError, RecursionError.
+    """
     value = json.loads(text)
     if "\\u" not in text or is_text(plain := json.dumps(value, ensure_ascii=False)):
         return value

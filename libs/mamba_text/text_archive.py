@@ -1,7 +1,7 @@
 """Archive of the files that determine how a model's text becomes token ids, sent by engines to gateways.
 
-A plain zip of the few files that `TextProcessor.load` reads, with the same bytes for the same files. An
-archive from the network is unpacked within limits, and only its expected files.
+It is a plain zip of the few files that `TextProcessor.load` reads, with the same bytes for the same files. An
+archive from the network is unpacked within limits, and refused if it has any other file.
 """
 
 import hashlib

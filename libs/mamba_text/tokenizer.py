@@ -1,7 +1,7 @@
 """Converts text to token ids and back, by `tokenizer.json` and `tokenizer_config.json` of a model directory.
 
-The API process makes one. It has the special tokens, the rule for the beginning-of-sequence token and the
-exact bytes of each token. It never sees the model's weights and never decides where a sequence ends.
+API processes and gateways load one for each model. It has the special tokens, the rule for the
+beginning-of-sequence token and the exact bytes of each token. It never decides where a sequence ends.
 """
 
 import functools
@@ -91,7 +91,7 @@ class _Document(msgspec.Struct):
 
     @property
     def steps(self) -> list[Any]:
-        """Return the steps of a text before and after the model."""
+        """Steps through which a text passes before and after the tokenizer's model, such as BPE."""
         return [self.normalizer, self.pre_tokenizer, self.post_processor, self.decoder]
 
 

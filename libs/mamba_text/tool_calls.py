@@ -40,7 +40,7 @@ class ToolCallFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Return the texts that mark a call; a tokenizer may have them as special tokens."""
+        """Texts that mark a call; a tokenizer may have them as special tokens."""
         return (self.begin, self.end) if self.end else (self.begin,)
 
 
@@ -80,7 +80,7 @@ class ParsedOutput:
 
 @dataclass(slots=True)
 class ToolCallReader:
-    """Finds tool calls in the output for one choice; drops those beyond `max_calls` (None = no limit)."""
+    """Finds tool calls in the output for one choice; drops calls beyond `max_calls` (None = no limit)."""
 
     form: ToolCallFormat
     max_calls: int | None = None
@@ -140,7 +140,7 @@ class ToolCallReader:
 
     @property
     def _begins(self) -> tuple[str, ...]:
-        """Return the texts with which a call may begin.
+        """Texts with which a call may begin.
 
         They include the tag of a function, since models forget the marker in front of it.
         """
@@ -222,7 +222,7 @@ class ToolCallReader:
 
     @property
     def _end(self) -> str:
-        """Return the end marker of the current call; "" = it ends with its JSON, or with the answer."""
+        """End marker of the current call; "" = the call ends with its JSON, or with the answer."""
         if not self._begin:
             return ""
         return FUNCTION_END if self._begin == FUNCTION else self.form.end
@@ -316,7 +316,7 @@ class ToolCallReader:
         return not self._place.is_string(body)
 
     def _is_unknown(self) -> bool:
-        """Return whether the name of a call without a marker is known, and is no offered function's."""
+        """Return whether a call without a begin marker already names a function that is not offered."""
         assert self._call_parts is not None
         name, end_of_name, _ = "".join(self._call_parts)[:MOST_NAME].partition(">")
         return name.strip() not in self.parameters if end_of_name else len(name) >= MOST_NAME

@@ -44,12 +44,12 @@ class BundleShape:
 
     @property
     def block_pages(self) -> int:
-        """Return the number of pages of a block, which the store keeps once for all bundles that share it."""
+        """Number of pages of a block, which the store keeps once for all bundles that share the block."""
         return max(1, self.most_block_tokens // self.page_size)
 
     @property
     def block_tokens(self) -> int:
-        """Return the number of tokens of a block of pages."""
+        """Number of tokens of a block of pages."""
         return self.block_pages * self.page_size
 
     def tail_start(self, depth: int) -> int:

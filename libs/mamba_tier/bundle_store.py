@@ -3,8 +3,8 @@
 An engine offers each checkpoint that its cache evicts (`put`), searches for the prefix of a prompt
 (`lookup`), and reads the bundle that it found into memory that it has reserved (`read`). The store does not
 compute on states. A failure of a tier never reaches a request: a bundle that cannot be stored or read is
-dropped. It keeps a bundle as a record (the state, with the last pages) and as blocks of pages, which other
-bundles may share.
+dropped. The store keeps a bundle as a record (the state, with the last pages) and as blocks of pages, which
+other bundles may share.
 """
 
 import os

@@ -92,7 +92,7 @@ class DiskTier(TierIndex):
     def read(self, item: Item, targets: list[Target]) -> bool:
         """Read parts of an item into landing buffers; return whether they are intact. Raises OSError.
 
-        They are not if the file is of another item, is damaged or ends early, or if a part has a wrong
+        The result is False if the file is of another item, is damaged or ends early, or if a part has a wrong
         checksum.
         """
         descriptor = self.folder.open(cast("str", item.place))
@@ -120,7 +120,8 @@ class DiskTier(TierIndex):
     def drop(self, item: Item) -> None:
         """Remove an item from the index.
 
-        A block is only dropped if it is damaged: its file is removed at once.
+        A block is dropped because it is damaged or was withdrawn: its file is queued for removal at once,
+        even if records refer to the block.
         """
         if item.gone or isinstance(item, Record):
             super().drop(item)
@@ -139,11 +140,11 @@ class DiskTier(TierIndex):
 
     @property
     def has_removals(self) -> bool:
-        """Return whether files of dropped items wait to be removed."""
+        """Whether files of dropped items wait to be removed."""
         return bool(self._removals)
 
     def switch_off(self, reason: str) -> None:
-        """Store and return nothing any more. `reason` is shown. The files remain for the next start."""
+        """Store and return nothing any more, for `reason`. The files remain for the next start."""
         self.reason = reason
         self.clear()
         self._removals.clear()

@@ -35,7 +35,7 @@ class SizeMismatch(TierError, ValueError):
 
 
 class BadBudget(TierError, ValueError):
-    """The byte budgets are too small to store any bundle."""
+    """The budgets or the directory in the settings are such that nothing can be stored."""
 
 
 class SessionDamaged(TierError):

@@ -17,7 +17,7 @@ class Keeper(Protocol):
     name: str
 
     def forget(self, item: Item) -> None:
-        """Free the bytes of an item that nothing refers to, and subtract its cost from the tier's budget."""
+        """Free the bytes of an item that nothing refers to, and subtract its cost from the used bytes."""
 
     def drop(self, item: Item) -> None:
         """Remove the item from the tier's index, so that no lookup finds it."""
@@ -47,7 +47,8 @@ class Item:
     sums: bytes = b""
     """Checksums of the parts of the item; empty where the tier stores them together with the bytes."""
     references: int = 0
-    """Number of references by records, readers and the index. At zero the bytes are freed."""
+    """Number of references. A block has one from each record that needs it, and a record one from the index;
+    readers and the writer hold further ones for a time. At zero the bytes are freed."""
     gone: bool = False
     """Whether the item was removed from the index."""
 

@@ -30,9 +30,9 @@ class Share(NamedTuple):
 
 
 class Landing:
-    """Says which buffer each part of a stored bundle is read into.
+    """The buffers of one read, and which of them each part of a stored bundle is read into.
 
-    Its buffers take the state, and the pages from token `base` on.
+    The buffers take the state, and the pages from token `base` on.
     """
 
     def __init__(self, shape: BundleShape, state: ByteRow, pages: ByteRow, base: int) -> None:

@@ -9,9 +9,9 @@ from mamba_tier.items import Item
 COUNTERS = {
     "accepted": "bundles that a put copied",
     "known": "bundles that were stored already",
-    "dropped": "bundles that found the writer behind",
+    "dropped": "bundles that were dropped because too many waited for the writer",
     "off": "bundles that no tier takes",
-    "stored": "bundles that the host tier got",
+    "stored": "bundles that were added to the host tier",
     "demoted": "bundles that were written to disk",
     "demoted_bytes": "bytes of files that were written",
     "no_room": "bundles that the disk tier had no room for",
@@ -33,10 +33,11 @@ class PutOutcome(StrEnum):
     KNOWN = "known"
     """The bundle is already stored, or waits to be stored."""
     DROPPED = "dropped"
-    """The bundle was not accepted, because bundles that wait for the writer take all staging memory."""
+    """The bundle was not accepted, because too many bundles wait for the writer, or they take all staging
+    memory."""
     OFF = "off"
-    """The bundle was not accepted, because every tier is off or too small for it, or the staging memory
-    is."""
+    """The bundle was not accepted, because every tier is off or too small for it, or because it does not fit
+    into the memory of the host tier and of waiting bundles together."""
 
 
 class ReadOutcome(StrEnum):
@@ -44,9 +45,9 @@ class ReadOutcome(StrEnum):
 
     VALID = "valid"
     CORRUPT = "corrupt"
-    """A checksum or the identity of the data did not match; the damaged record was deleted."""
+    """A checksum or the identity of the data did not match; the damaged record or block was dropped."""
     GONE = "gone"
-    """The bundle was evicted after the lookup, or its tier was switched off."""
+    """The bundle was evicted after the lookup, its file is gone, or its tier was switched off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Match:
 
     @property
     def total_bytes(self) -> int:
-        """Return the number of bytes that a read of this bundle transfers."""
+        """Number of bytes that a read of this bundle transfers."""
         return self.state_bytes + self.pages_bytes
 
 
@@ -77,7 +78,7 @@ class TierState(StrEnum):
 
     ON = "on"
     OFF = "off"
-    """The device has failed or is full; one line of the log gives the reason."""
+    """The device or the writer has failed, the device is full, or the store is closed."""
 
 
 @dataclass(frozen=True, slots=True)

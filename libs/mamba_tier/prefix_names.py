@@ -54,7 +54,7 @@ class PrefixNames:
 def whole_pages(tokens: int, page_size: int, what: str) -> None:
     """Check that `tokens` is a multiple of the page size.
 
-    Raises SizeMismatch, which calls the tokens `what`.
+    Raises SizeMismatch, whose message calls the tokens `what`.
     """
     if tokens < 0 or tokens % page_size:
         raise SizeMismatch(f"{what} is {tokens} tokens: give a multiple of the page size, {page_size}")

@@ -76,12 +76,12 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def payload_bytes(self) -> int:
-        """Return the size in bytes of the payload, which follows the header."""
+        """Size in bytes of the payload, which follows the header."""
         return self.state_bytes + (self.depth - self.first) // self.page_size * self.page_bytes
 
 
 def parts(shape: BundleShape, tokens: int, *, is_record: bool) -> Iterator[Part]:
-    """Return the parts of the payload of a record or block with the pages of `tokens` tokens, in order."""
+    """Yield the parts of the payload of a record or block with the pages of `tokens` tokens, in order."""
     number, state_bytes = 0, shape.state_bytes if is_record else 0
     for start in range(0, state_bytes, PART_BYTES):
         yield Part(number, start, min(PART_BYTES, state_bytes - start))

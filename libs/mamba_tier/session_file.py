@@ -32,7 +32,7 @@ MOST_NOTES = 256 << 20
 
 
 class SessionNotes(msgspec.Struct, frozen=True):
-    """Holds what a session file says of its session besides the state and the pages."""
+    """The notes of a session file: everything about its session besides the state and the pages."""
 
     model: str
     """Name under which the engine served the model."""
@@ -129,7 +129,7 @@ def _read_notes(descriptor: int, end: int) -> SessionNotes:
         raise SessionDamaged(f"the file is truncated or has bytes behind its end: {size} bytes")
     length, expected, _ = _FOOTER.unpack(raw)
     if length > MOST_NOTES or end + length + _FOOTER.size != size:
-        raise SessionDamaged(f"the file has {size} bytes, and its header speaks of another size")
+        raise SessionDamaged(f"the file has {size} bytes, and its header and footer give another size")
     back = os.pread(descriptor, length, end)
     if xxhash.xxh3_64_intdigest(back) != expected:
         raise SessionDamaged("the notes of the session are damaged")

@@ -30,9 +30,9 @@ class StagedBundle:
     record: Record
     blocks: list[Item]
     digests: dict[int, bytes]
-    """Digest of each block on the record's path, by chain hash."""
+    """Digest of each block of the record's prefix, by chain hash."""
     shallower: list[int]
-    """Chain hashes of the shorter prefixes on the record's path, the longest first."""
+    """Chain hashes of the shorter prefixes of the same tokens, the longest first."""
     wrong: bool = False
     """Whether the bundle was withdrawn before a tier had it."""
 
@@ -72,7 +72,7 @@ class StoreWriter:
 
     @property
     def waiting(self) -> int:
-        """Return the number of bundles that wait to be stored."""
+        """Number of bundles that wait to be stored."""
         return len(self._queue) + self._busy
 
     def reserve(self, bundle: StagedBundle) -> None:
@@ -204,7 +204,7 @@ class StoreWriter:
             self._counters["stored"] += 1
 
     def _depth_above(self, bundle: StagedBundle) -> int:
-        """Return the depth of the longest shorter prefix on the bundle's path that has a stored record."""
+        """Return the depth of the longest shorter prefix of the bundle's tokens that has a stored record."""
         for steps, key in enumerate(bundle.shallower, 1):
             if key in self._host.records or (self._disk is not None and key in self._disk.records):
                 return bundle.record.depth - steps * self._shape.page_size

@@ -38,7 +38,7 @@ class TierIndex(ABC):
 
     @property
     def on(self) -> bool:
-        """Return whether the tier stores and returns bundles."""
+        """Whether the tier stores and returns bundles."""
         return not self.reason
 
     def add_block(self, block: Item) -> None:
@@ -99,9 +99,9 @@ class TierIndex(ABC):
         return max(unread, key=lambda record: record.priority, default=None)
 
     def make_room(self, count: int) -> bool:
-        """Evict records until `count` bytes fit into the budget. Return False if they cannot.
+        """Evict records until `count` more bytes fit into the budget. Return False if they cannot.
 
-        That is so if they exceed the whole budget, or if the records that are left are being read.
+        They cannot if they exceed the whole budget, or if the records that are left are being read.
         """
         if count > self.budget_bytes:
             return False

@@ -139,7 +139,7 @@ class TransferClient:
                 connection.close()
 
     def hottest(self, address: Address, count: int, *, deadline: float) -> Hottest | None:
-        """Return the `count` prefixes that the engine at `address` would evict last; None without an answer.
+        """Return up to `count` prefixes that the engine at `address` would evict last; None = no answer.
 
         An engine gives no answer if it serves another model, is of an older version, cannot be reached, or
         does not answer before `deadline`, in seconds by the client's clock.
@@ -219,9 +219,10 @@ class TransferClient:
                 connection.close()
 
     def release(self, peer: Peer, export: str, *, deadline: float) -> None:
-        """Give up an export that will not be fetched. If its engine does not answer, it ends with its lease.
+        """Give up an export that will not be fetched.
 
-        `deadline` is the time in seconds by the client's clock.
+        If its engine cannot be told before `deadline`, in seconds by the client's clock, the export ends with
+        its lease.
         """
         limit = Limit(self.clock, deadline, None, self._patience)
         connection = None
@@ -303,7 +304,10 @@ def _say(connection: Connection, message: FromReader, limit: Limit) -> None:
 
 
 def _hear(connection: Connection, kind: type[Answer], limit: Limit, room: int = 0) -> Answer:
-    """Return the peer's next message. Raises _Ended if the message is not of the expected `kind`."""
+    """Return the peer's next message, which has to be of the expected `kind`; ignore messages Renewed.
+
+    Raises _Ended for Expired and Refuse, ForeignFrame for any other message, PeerLost, or Stopped.
+    """
     while True:
         message = unpack_from_source(connection.receive_frame(_MOST_FRAME_BYTES + room, limit.step()))
         if isinstance(message, kind):

@@ -2,7 +2,8 @@
 
 TransferError
 ├── IncompatibleLayouts   two layouts that do not fit each other; names the field
-├── UnusableAddress       an address that is not HOST:PORT; a ValueError
+├── UnusableAddress       an address that is not IP:PORT; a ValueError
+├── NixlUnusable          NIXL is not installed, or refuses the memory (`nixl_transport`)
 └── ConnectionFailed
     ├── PeerLost          the peer closed the connection, died, or did not answer in time
     ├── ForeignFrame      bytes that no peer of this protocol sends

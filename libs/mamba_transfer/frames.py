@@ -1,8 +1,8 @@
 """Frames: messages over a connected socket, with a limit on the time and the size of each.
 
 A frame is a header (magic bytes, version of the protocol, length of the body) and a body. Memory for the body
-is allocated as its bytes arrive, so that a header that announces a large body costs no memory. A call of the
-kernel blocks for at most `_SLICE_SECONDS`; between two calls the connection checks its limit.
+is allocated as its bytes arrive, so that a header that announces a large body costs no memory. A system call
+blocks for at most `_SLICE_SECONDS`; between two calls the connection checks its limit.
 """
 
 import math
@@ -71,7 +71,7 @@ class Limit:
 class Connection:
     """Sends and receives frames over a connected socket.
 
-    One thread uses it; any thread may call `close`.
+    One thread uses it; any thread may call `close` and `interrupt`.
     """
 
     def __init__(self, end: socket.socket) -> None:

@@ -4,8 +4,9 @@
 layouts when they connect; `slice_plan` then computes which bytes are copied. A part is what tensor
 parallelism splits in one way, such as the keys; parts that lie side by side in each row of memory form a
 block. Offsets are those of the arena: a slot holds the recurrent states of all layers, then the convolution
-windows of all layers; a page holds the keys and the values of each attention layer. This module reads and
-writes no memory of the arena.
+windows of all layers; a page holds the keys, the values and any scales of each attention layer, and behind
+them the hidden state for a head for drafts, if there is one. This module reads and writes no memory of the
+arena.
 """
 
 import hashlib

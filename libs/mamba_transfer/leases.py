@@ -28,13 +28,13 @@ class Lease:
 
     @property
     def live(self) -> bool:
-        """Return whether the lease has not ended."""
+        """Whether the lease has not ended."""
         with self._one:
             return self._still_live()
 
     @property
     def remaining(self) -> float:
-        """Return the seconds until the lease ends; 0 once it has ended."""
+        """Number of seconds until the lease ends; 0 once it has ended."""
         with self._one:
             return max(0.0, self._end - self._clock()) if self._still_live() else 0.0
 

@@ -51,9 +51,9 @@ class Welcome(msgspec.Struct, tag="ok", array_like=True, frozen=True):
 
 
 class Refuse(msgspec.Struct, tag="refuse", array_like=True, frozen=True):
-    """The source's refusal of a Hello or Fetch whose layout does not fit the source's layout.
+    """Answer to a Hello whose layout, transport or version of the protocol does not fit the source.
 
-    `field` names the field of the layout that does not fit, with the values where there are two.
+    `field` names what does not fit, with both values where there are two.
     """
 
     field: Annotated[str, msgspec.Meta(max_length=4096)]
@@ -89,7 +89,7 @@ class Wanted(msgspec.Struct, tag="fetch", array_like=True, frozen=True):
 
     @property
     def sound(self) -> bool:
-        """Return whether the request has either the name of an export or exactly `depth` token ids."""
+        """Whether the request names an export or has `depth` token ids, and `base` is at most `depth`."""
         return self.base <= self.depth and len(self.token_ids) == (0 if self.export else 4 * self.depth)
 
 

@@ -100,7 +100,10 @@ class NixlTransport:
         sizes: Sequence[int],
         limit: Callable[[], Limit],
     ) -> bytes:
-        """Return the checksums of the sub-blocks. Nothing is sent: the reader reads the memory by itself."""
+        """Return the checksums of the sub-blocks. Raises PeerLost, or Stopped.
+
+        Nothing is sent: the reader reads the memory by itself.
+        """
         checksums = BlockChecksums(sizes)
         for piece in pieces:
             limit().check()

@@ -13,11 +13,11 @@ class Verdict(StrEnum):
     EXPIRED = "expired"
     """The source has no such export, or no longer has it, or its engine has restarted."""
     REFUSED = "refused"
-    """The layouts of the two engines do not fit; `Outcome.detail` names the field."""
+    """The layouts, transports or versions of the two engines do not fit; `Outcome.detail` names the field."""
     CORRUPT = "corrupt"
     """The checksum of a sub-block does not match."""
     LOST = "lost"
-    """The other engine died, closed the connection, or did not answer before the deadline."""
+    """The other engine died, closed the connection, did not answer in time, or broke the protocol."""
     CANCELLED = "cancelled"
     """The caller cancelled the fetch."""
 
@@ -39,8 +39,7 @@ class Outcome:
 
     verdict: Verdict
     detail: str = ""
-    """Field of the layouts that does not fit, or the reason why the other engine counts as lost; else
-    empty."""
+    """What does not fit if the fetch was refused, or why it failed; empty if it is VALID or EXPIRED."""
     received: int = 0
     """Number of bytes that arrived."""
     writer: PendingWriter | None = None

@@ -107,7 +107,7 @@ class TransferServer:
 
     @property
     def connections(self) -> int:
-        """Return the number of connected readers."""
+        """Number of connected readers."""
         with self._one:
             return len(self._readers)
 

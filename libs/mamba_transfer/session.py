@@ -89,11 +89,11 @@ class ReaderSession:
         self._export: OpenExport | None = None
 
     def run(self) -> None:
-        """Answer the reader's messages until the connection ends. It never returns normally.
+        """Answer the reader's messages until the connection ends. The method always ends with an exception.
 
         Raises ConnectionFailed: PeerLost if the reader has closed the connection, Stopped if the server is
         closing or the reader was idle for too long, ForeignFrame for a message that is not allowed. An open
-        export is ended before.
+        export is closed first.
         """
         try:
             while True:
@@ -143,7 +143,9 @@ class ReaderSession:
         if self._export is not None:
             raise ForeignFrame("a Fetch while another export is open")
         if not request.sound:
-            raise ForeignFrame(f"a Fetch of tokens {request.base} to {request.depth} with other tokens")
+            raise ForeignFrame(
+                f"a Fetch of tokens {request.base} to {request.depth} whose range or token ids are wrong"
+            )
         export = self._export = self._source.open(request)
         if export is None:
             return self._answer(Expired())

@@ -1,7 +1,7 @@
 """The slice plan: which bytes each tensor-parallel rank of the source sends to one rank of the destination.
 
-A block is what the layout calls one kind of numbers, such as the states or the windows of all layers; a
-sub-block, which has a checksum of its own, is one layer of a block, or a page. The heads and groups of the
+A block of a layout is one kind of numbers, such as the states or the windows of all layers. A sub-block has a
+checksum of its own: it is one layer of a block of the state, or a page. The heads and groups of the
 destination are intersected with those of every source rank. Each byte of the destination is covered exactly
 once; if that is impossible, the pair of layouts is refused. Both sides compute the same plan from both
 layouts, so no offsets are sent.

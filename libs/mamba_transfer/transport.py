@@ -38,8 +38,8 @@ class Transport(Protocol):
     ) -> bytes:
         """Send `pieces`, or let the reader read them. Return the checksums of sub-blocks of `sizes` bytes.
 
-        They are packed as in `Checksums`. `limit` is called after each part that the reader has received, and
-        returns the limit for the next part. Raises PeerLost, or Stopped.
+        They are packed as in `Checksums`. `limit` is called before each part and returns the limit for it;
+        each call is a sign that the reader still receives. Raises PeerLost, or Stopped.
         """
         ...
 
@@ -75,8 +75,8 @@ class CheckedBytes(Protocol):
     def move(self, socket: int) -> int:
         """Move bytes for about 50 ms at most, and return their number; 0 = the peer has closed.
 
-        `socket` is a blocking socket with a timeout of the kernel. Raises BlockingIOError if none has moved
-        before the timeout, or another OSError.
+        `socket` is the file descriptor of a blocking socket with a timeout in the kernel. Raises
+        BlockingIOError if no byte has moved before the timeout, or another OSError.
         """
         ...
 

@@ -60,7 +60,7 @@ def named_kinds(
 def with_feed_forward(
     mixers: list[LayerKind], feed_forward: list[LayerKind]
 ) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
-    """Return decoder layers "mixer, then feed-forward" as blocks, with the layer each belongs to."""
+    """Return decoder layers "mixer, then feed-forward" as blocks, and the number of each block's layer."""
     layers: list[LayerKind] = []
     owners: list[int] = []
     for index, (mixer, second) in enumerate(zip(mixers, feed_forward, strict=True)):

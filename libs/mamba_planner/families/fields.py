@@ -44,8 +44,9 @@ class Fields:
     def integer(self, *names: str, default: Any = _ABSENT, absent: Any = _ABSENT, minimum: int = 1) -> Any:
         """Return an integer from `minimum` to `LARGEST`.
 
-        `absent` is the value of a field that is not present, not even as null. Raises `MissingField` without
-        `default`, `WrongField` otherwise.
+        `default` is the result for a field that is absent or null, and `absent`, if given, the result for a
+        field that is absent. Raises `MissingField` if the field has no value and there is no `default`, and
+        `WrongField` for any other value.
         """
         name, value = self._find(names)
         if value is None:

@@ -55,7 +55,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
 
 
 def _check_fixed(fields: Fields) -> None:
-    """Refuse values of fields that would change the mathematics, by name."""
+    """Raise `WrongField` for a field that asks for a computation which the family does not have."""
     if (rank := fields.integer("q_lora_rank", default=None)) is not None:
         raise fields.wrong("q_lora_rank", f"{rank} is not supported; supported: null")
     if not fields.flag("mla_use_nope", default=True):

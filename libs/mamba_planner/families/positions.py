@@ -1,7 +1,7 @@
 """Rotary positions as configurations describe them: base, rotated share, and scaling for long texts.
 
-Pure functions of `Fields`; called by the family modules and by `blocks`. What would change the angles and is
-not understood is refused by its name.
+Pure functions of `Fields`; called by the family modules and by `blocks`. A field that is not understood and
+may change the angles is refused by its name.
 """
 
 import math
@@ -38,8 +38,8 @@ def rope_theta_or_none(fields: Fields, default: float = 10_000.0) -> float | Non
 def rotary_fraction(fields: Fields, default: float) -> float:
     """Read the rotated share of each head from the section of rotary positions alone.
 
-    `default` is used if the section lacks it. Families that rotate a part of each head pass the older flat
-    field; the others rotate the whole head whatever that field says.
+    `default` is the share if the section lacks it. Families that rotate a part of each head pass the value of
+    the older flat field; the others rotate the whole head whatever that field says.
     """
     share = _section(fields).number("partial_rotary_factor", default=default)
     if not 0 < share <= 1:
@@ -135,7 +135,7 @@ def _factor(section: Fields, otherwise: float | None) -> float:
 
 
 def _yarn_attention(section: Fields, factor: float) -> float:
-    """Return the factor of cosines and sines, as the paper suggests it where it is not given."""
+    """Return the configured factor on cosines and sines, or else the one that the paper suggests."""
     attention_factor = section.number("attention_factor", default=None)
     if attention_factor is not None:
         return attention_factor

@@ -1,7 +1,7 @@
 """How a published checkpoint stores quantized weights, as its `quantization_config` says.
 
 `blocks` reads it for each family, and the engine asks the same rules where the files alone do not tell. Pure.
-A method, a format or an option whose numbers would be read wrong is refused by name.
+A method, a format or an option that this version would read wrongly is refused by its name.
 """
 
 import re
@@ -34,12 +34,12 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredForm:
-    """States how a checkpoint stores the matrix of one module: its layout, bits, and scales."""
+    """The form in which a checkpoint stores the matrix of one module: its layout, bits and scales."""
 
     layout: Layout
     bits: int
     group: int = 0
-    """Inputs that share a scale; 0 = all of an output."""
+    """Number of inputs that share a scale; 0 = all inputs of an output."""
     symmetric: bool = True
     multiplied: bool = True
     """Whether kernels multiply these tensors in few bits; False if one tensor has all experts."""
@@ -80,7 +80,7 @@ class StoredForm:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """States how the weights of the modules that match a pattern are stored.
+    """A pattern of names of modules, and the form in which the weights of those modules are stored.
 
     Of several rules that match a module, the first one applies.
     """
@@ -105,7 +105,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """States how a checkpoint stores each of its matrices: the rules of its `quantization_config`."""
+    """The rules of a checkpoint's `quantization_config`, which tell how it stores each of its matrices."""
 
     method: str
     rules: tuple[Rule, ...]
@@ -114,7 +114,10 @@ class Quantization:
 
     @property
     def is_fp8(self) -> bool:
-        """Whether all quantized matrices are FP8, which is held as the type of the weights."""
+        """Whether all quantized matrices are FP8.
+
+        Engines hold them as numbers of the model's type, unless their own quantization is fp8.
+        """
         return all(rule.form is None or rule.form.layout == "fp8" for rule in self.rules)
 
     def form_of(self, module: str) -> StoredForm | None:
@@ -151,7 +154,7 @@ def _every(form: StoredForm) -> Rule:
 
 
 def _kept(fields: Fields, *names: str) -> tuple[Rule, ...]:
-    """Return rules for the modules that a list leaves alone, in any of the ways in which lists name them."""
+    """Return a rule for each entry of the lists `names`, whose modules are not quantized."""
     patterns = [value for name in names for value in fields.items(name) or [] if isinstance(value, str)]
     return tuple(_rule(pattern, None) for pattern in patterns)
 
@@ -174,7 +177,7 @@ def _checked(pattern: str) -> str:
 
 
 def _group(value: int | None, method: str) -> int:
-    """Return the inputs of a group, 0 for -1, which means all inputs. Raises Unreadable."""
+    """Return the number of inputs of a group; 0 for -1 and None, which mean all inputs. Raises Unreadable."""
     if value is None or value == -1:
         return 0
     if value < 1:
@@ -225,7 +228,7 @@ def _awq(fields: Fields) -> Quantization:
 
 
 def _compressed_tensors(fields: Fields) -> Quantization | None:
-    """Read compressed-tensors; None if it stores weights as they are, beside a quantized cache."""
+    """Read a section of compressed-tensors; None if it quantizes only the KV cache and no weights."""
     method = "compressed-tensors"
     for name in ("sparsity_config", "transform_config"):
         section = fields.section(name)
@@ -277,7 +280,7 @@ _MODELOPT: Mapping[str, StoredForm] = {
 
 
 def _modelopt(fields: Fields, method: str) -> Quantization | None:
-    """Read ModelOpt's section; None if it stores weights as they are, beside a quantized cache."""
+    """Read a section of ModelOpt; None if it quantizes only the KV cache and no weights."""
     algorithm = fields.word("quant_algo", default="NVFP4" if method == "modelopt_fp4" else "")
     if not algorithm and fields.word("kv_cache_quant_algo", default=""):
         return None

@@ -100,7 +100,7 @@ def gated_delta(fields: Fields, eps: float, activation: str) -> GatedDeltaConfig
 
 
 def moe(fields: Fields, activation: str) -> MoeConfig:
-    """Read experts behind a softmax, and one for all tokens with a gate of its own."""
+    """Read the experts, which a softmax chooses, and the shared expert, which has a gate of its own."""
     experts = MoeConfig(
         experts=fields.integer("num_experts"),
         experts_per_token=fields.integer("num_experts_per_tok"),

@@ -73,17 +73,18 @@ _HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _INHERITED_FIELDS = ("dtype", "torch_dtype", *QUANTIZATION)
 """Fields that a multimodal configuration has outside of its `text_config`, where that has none."""
 _TIED = ("tie_embedding", "tie_word_embeddings")
-"""Fields of the head. Of a multimodal model the outer ones decide: the whole has the head."""
+"""Fields that say whether the output head is the embedding. In a multimodal configuration the outer ones
+decide, since the head belongs to the whole model."""
 _TIED_BY_DEFAULT = {"qwen3_5": False, "qwen3_5_moe": False, "lfm2_vl": True}
 """Whether the head is the embedding in multimodal models without such a field, by `model_type`; of others the
 field of the text model decides."""
 
 
 def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
-    """Read a configuration in today's or the published spelling.
+    """Read a Hugging Face configuration, with the field names of its publication or of today.
 
-    A multimodal configuration is read through its `text_config`. `source` opens every message. Raises the
-    errors of `mamba_planner.errors` below `ModelConfigError`.
+    A multimodal configuration is read through its `text_config`. `source` opens every message. Raises a
+    subclass of `ModelConfigError`.
     """
     family, nested = _family(config), config.get("text_config")
     if isinstance(nested, Mapping) and (family is None or _family(nested) is not None):
@@ -111,7 +112,7 @@ def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json")
 
 
 def _head(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a multimodal configuration says of its head, in place of what its text model says."""
+    """Return a multimodal configuration's fields of the output head; they replace those of its text model."""
     head = {key: config[key] for key in _TIED if config.get(key) is not None}
     if not head and (tied := _TIED_BY_DEFAULT.get(str(config.get("model_type")))) is not None:
         head = {"tie_word_embeddings": tied}

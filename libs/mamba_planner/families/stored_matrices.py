@@ -1,7 +1,7 @@
 """The matrices of a model that a quantized checkpoint may store in few bits, by their published names.
 
-The registry counts them where no files are at hand; files say it themselves. Routers, embeddings,
-convolutions and experts that lie in one tensor are left out: methods that quantize modules skip them.
+The registry counts them for models whose files are not at hand. Routers, embeddings, convolutions and experts
+that lie in one tensor are left out: methods that quantize modules skip them.
 """
 
 from collections import Counter
