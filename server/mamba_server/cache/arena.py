@@ -20,7 +20,7 @@ Pages = npt.NDArray[np.int32]
 
 
 class AllocationSite(Enum):
-    """Purpose of an allocation; tests inject failures by it."""
+    """Purpose of an allocation, by which tests choose the allocations that are to fail."""
 
     ADMIT = "admit"
     """Live slot, tracking slots and first pages of a sequence."""
@@ -28,7 +28,7 @@ class AllocationSite(Enum):
     """Pages for the next tokens of a running sequence."""
     PREFILL_CHECKPOINT = "prefill_checkpoint"
     BORROW = "borrow"
-    """Second tracking slot of a lazy sequence, around a boundary."""
+    """Second tracking slot of a sequence under ExtraBufferLazy, while a step writes a checkpoint to it."""
     STRATEGY = "strategy"
     """Additional tracking slots for a running sequence after a change of strategy."""
     RECEIVE = "receive"
@@ -104,8 +104,7 @@ class Arena:
         """Number of pages of each owner except FREE."""
         self.pages_by_owner[PageOwner.PADDING] = max(1, pages_per_slab)
         self._kept = [0] * slabs
-        """For each slab, the number of pages that eviction cannot free plus the pins on pages that it
-        could."""
+        """For each slab, the number of its pages that are in use or that eviction cannot free."""
         self._kept_slabs = 0
         """Number of slabs whose entry in `_kept` is not 0."""
         self._fenced_slots: list[tuple[int, int]] = []
@@ -132,7 +131,7 @@ class Arena:
 
     @property
     def emptiable_slabs(self) -> int:
-        """Number of slabs that are free, or that become so when all unpinned pages of the tree are freed."""
+        """Number of slabs that are free, or that become so when all unused pages of the tree are freed."""
         return self.slabs - 1 - sum(self.slots_by_state.values()) - self._kept_slabs
 
     @property
@@ -160,11 +159,11 @@ class Arena:
     def allocate(
         self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0, writer: int = 0
     ) -> Allocation | None:
-        """Take slots (`live` ones first) and pages for a sequence; return None, with no change, if short.
+        """Take slots (`live` ones first) and pages; return None, and change nothing, if too few are free.
 
-        `site` is the purpose of the allocation. `writer` is the number of a reception, which gets one slot
-        and the pages instead of a sequence; 0 = a sequence gets them. A fault that a test injects also
-        returns None.
+        `site` is the purpose of the allocation. `writer` is the number of the reception that gets one slot
+        and the pages; 0 = a sequence gets the memory. The result is also None if a test makes the allocation
+        fail.
         """
         if self._fail is not None and self._fail(site):
             return None
@@ -235,7 +234,10 @@ class Arena:
         self._slot_fence[slot] = fence
 
     def name_in_step(self, slot: int, step: int) -> None:
-        """Record that launched step `step` uses `slot`: no move that needs its fence happens before."""
+        """Record that launched step `step` uses `slot`.
+
+        Moves of the slot that need the fence of a step are not allowed before this step is complete.
+        """
         self._slot_fence[slot] = max(self._slot_fence[slot], step)
 
     def give_pages_to_tree(self, pages: Pages, owner: int = PageOwner.SEQUENCE) -> None:
@@ -292,7 +294,7 @@ class Arena:
     # --- free ---------------------------------------------------------------------------------------
 
     def free_slot(self, slot: int, fence: int = 0) -> None:
-        """Return `slot`; it is free once `fence` and every step that names it have completed."""
+        """Give `slot` back; it is free once step `fence` and every step that names it are complete."""
         self.move(slot, SlotState.FENCED, fence)
         if self._slot_fence[slot] > self.completed:
             self._fenced_slots.append((self._slot_fence[slot], slot))
@@ -300,7 +302,7 @@ class Arena:
             self._return_slot(slot)
 
     def free_pages_of(self, pages: Pages, fence: int, owner: int) -> None:
-        """Return `pages` of `owner`; they are free once `fence` has completed."""
+        """Give back `pages`, which belong to `owner`; they are free once step `fence` is complete."""
         if not self.pages_per_slab or not len(pages):
             return
         self._expect(pages, owner)

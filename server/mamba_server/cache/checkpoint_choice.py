@@ -1,6 +1,6 @@
-"""Choice of the checkpoints that a prompt leaves: those that promise more than what they evict.
+"""Choice of the checkpoints that a prompt leaves: those worth more than the checkpoints they would evict.
 
-The state cache calls it when it admits a prompt.
+The state cache makes the choice when it admits a prompt.
 """
 
 from collections.abc import Sequence
@@ -43,11 +43,11 @@ class CheckpointChooser:
         turn_boundary: int,
         branches: Sequence[int],
     ) -> CheckpointChoice:
-        """Choose for a prompt of `prompt` tokens that resumes at `match`.
+        """Choose the depths of checkpoints for a prompt of `prompt` tokens that resumes at `match`.
 
-        `branches` are the depths at which waiting prompts diverge from it. `ghost_match` is the part of the
-        ghost tree that the prompt begins with; None = every depth is used. `turn_boundary` is the depth
-        before the generation prompt; 0 = none.
+        `branches` are the depths at which waiting prompts diverge from this one. `ghost_match` is the part of
+        the ghost tree that the prompt begins with; None = all depths are kept, whatever they are worth.
+        `turn_boundary` is the depth before the generation prompt; 0 = none.
         """
         placed = place(
             prompt,

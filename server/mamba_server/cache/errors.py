@@ -10,4 +10,7 @@ class CacheError(Exception):
 
 
 class LedgerViolation(CacheError):
-    """A page or slot without an owner, or with two. The message names it and the invariant."""
+    """A violated invariant, such as a page with two owners: a bug, never the client's fault.
+
+    The message names the invariant, and the page, slot, node or row.
+    """

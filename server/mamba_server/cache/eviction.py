@@ -1,10 +1,10 @@
 """Eviction policy: the order in which checkpoints and leaves are evicted.
 
-LRU evicts the least recently used first. RecomputeCost weighs a checkpoint by the tokens that keeping it
-saves per request and slab: the rate at which its class returns at its age (counted by the ghost tree), times
-the tokens from the nearest shallower checkpoint, over the slabs of its state and of the pages that only this
-checkpoint can resume. That is the slope of the bound on what a cache of this size can save. Called by the
-tree, the reclaimer and the state cache.
+LRU evicts the least recently used first. RecomputeCost first evicts the checkpoint that saves the fewest
+tokens per request and slab. The tokens saved per request are the expected returns to the checkpoint, as the
+ghost tree predicts them, times the tokens since the nearest shallower checkpoint. The slabs are those of the
+state and of the pages that only this checkpoint can resume. Called by the tree, the reclaimer and the state
+cache.
 """
 
 import itertools
@@ -126,7 +126,10 @@ class Eviction:
         self._pages_per_slab = 0
 
     def use_forecast(self, ghosts: GhostTree | None, pages_per_slab: int) -> None:
-        """Predict returns with `ghosts` from now on. `pages_per_slab`: 0 where pages take no memory."""
+        """Predict returns with `ghosts` from now on; None = predict nothing.
+
+        `pages_per_slab` is 0 where pages take no memory.
+        """
         self._ghosts = ghosts
         self._pages_per_slab = pages_per_slab
 
@@ -143,11 +146,17 @@ class Eviction:
         self.offer(node)
 
     def rank(self, node: Node) -> float:
-        """Return the place of `node` in the order of eviction: pinned ones come last, the oldest first."""
+        """Return the priority of `node` as a victim; the lowest is evicted first.
+
+        This is the worth of the node, or `PINNED` plus the number of its pin.
+        """
         return self.weigh(node) if node.pin is None else PINNED + node.pin.number
 
     def weigh(self, node: Node) -> float:
-        """Return the present worth of `node`; the lowest is evicted first, unless the node is pinned."""
+        """Return the present worth of `node`, regardless of pins.
+
+        Under LRU, and of a node without a checkpoint, it is the time of the last use.
+        """
         if not node.slot or self.policy == "LRU":
             return node.used_at
         tokens, pages = node.exclusive_span()

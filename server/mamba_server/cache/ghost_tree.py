@@ -59,8 +59,8 @@ class Ghost:
         self.kind = kind
         self.uses = 0
         self.turn = 0
-        """Number of ends above it on its path: how long the conversation is. Of a grid point: how many lie
-        below it."""
+        """Number of earlier turns of the conversation. Of a grid point: number of deeper grid points of the
+        same prompt."""
         self.since = 0
         """Number of the request that created or used it last."""
         self.age_bin = 0
@@ -221,9 +221,9 @@ class GhostTree:
         return match, aged
 
     def ghost_at(self, match: GhostMatch, depth: int, kind: CheckpointKind, turn: int = 0) -> Ghost | None:
-        """Return the ghost at page `depth` of a prompt, created if needed.
+        """Return the ghost at page `depth` of a prompt; create it, of `kind` and `turn`, if there is none.
 
-        None past the end of the prompt, or if the prompt was forgotten.
+        The result is None behind the end of the prompt, or if the prompt was forgotten.
         """
         ghost: Ghost | None = match.tip
         while ghost is not None and ghost.parent is not None and ghost.parent.depth >= depth:
@@ -235,9 +235,10 @@ class GhostTree:
         return self._split(ghost, depth - ghost.parent.depth, kind, turn)
 
     def observe_answer(self, match: GhostMatch, token_ids: Tokens, salt: str) -> Ghost | None:
-        """Record that the sequence of `match` ended with `token_ids` (whole pages); return that ghost.
+        """Record that the sequence of `match` ended with `token_ids`; return the ghost of this end.
 
-        None if the prompt was forgotten.
+        `token_ids` are the prompt and the answer, cut to whole pages. The result is None if the prompt was
+        forgotten.
         """
         tip = match.tip
         if len(token_ids) // self.page_size <= tip.depth:
@@ -382,7 +383,7 @@ class GhostTree:
     def _touch(self, tip: Ghost, passed: int = 0) -> None:
         """Mark the path to `tip` as used last, upper parts after lower ones: the oldest is always a leaf.
 
-        `passed`: number of requests that passed it.
+        `passed` is the number of requests to count for each ghost on the path.
         """
         ghost = tip
         while ghost.parent is not None:

@@ -74,8 +74,9 @@ def account(cache: Books) -> LedgerAccount:
 def check(cache: Books) -> None:
     """Recount everything.
 
-    Raises LedgerViolation for wrong owners (W1, W8, T1), locks (W4), sums (W5), depths (P1, P5), writers
-    (T3), readers (T6) or pins (K1).
+    Raises LedgerViolation for wrong owners (W1, W8, T1), locks (W4, T4), sums (W5), depths (P1, P5), writers
+    (T3), installs (T5), readers (T6) or pins (K1), and for a row that records wrongly whether it awaits a
+    commit.
     """
     for _ in audit(cache):
         pass
@@ -125,7 +126,7 @@ def _check_slots(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
 
 
 def _check_transit(cache: Books) -> None:
-    """Check that each reception has a writer while it needs one, and that slots say who reads them."""
+    """Check that writers, exports and installs agree with the states of their slots."""
     arena = cache.arena
     states = {number: arena.slot_state(each.reception.slot) for number, each in cache.receptions.items()}
     written = {number for number, state in states.items() if state is not SlotState.CONFIRMING}
@@ -146,7 +147,7 @@ def _check_transit(cache: Books) -> None:
 
 
 def _check_pages_of_receptions(cache: Books, held: npt.NDArray[np.int32]) -> None:
-    """Check the owners of the pages of receptions. `held`: memory for the counts, one for each page."""
+    """Check the owners of the pages of receptions. `held`: array of a number per page, overwritten."""
     arena = cache.arena
     for owner, quarantined in ((PageOwner.TRANSFER, False), (PageOwner.QUARANTINED, True)):
         held[:] = 0
@@ -206,7 +207,7 @@ def _locks(cache: Books) -> tuple[dict[int, int], dict[int, int]]:
     state_locks: dict[int, int] = {}
     for allocation in cache.allocations.values():
         if allocation.awaits_commit != (bool(allocation.pending) or allocation.match_node is not None):
-            raise LedgerViolation(f"row {allocation.row} does not say whether it awaits a commit")
+            raise LedgerViolation(f"row {allocation.row}: awaits_commit contradicts its pending checkpoints")
         for node in allocation.node.path() if allocation.node else []:
             kv_locks[id(node)] = kv_locks.get(id(node), 0) + 1
         if allocation.match_node is not None:

@@ -65,7 +65,7 @@ class Lineage:
 
 
 class NodeHeap(Protocol):
-    """The eviction heap, as a node uses it to leave it."""
+    """Heap of nodes in the order of eviction, as far as a node needs it: to be removed from it."""
 
     def remove(self, node: "Node") -> None:
         """Remove `node`, which is in the heap."""
@@ -147,7 +147,7 @@ class Node:
         self.client: str | None = None
         """Client whose request brought the tokens of the edge first; None = it came from outside."""
         self.chain: int | None = None
-        """Running sum of the page chain up to the end of the node, once computed."""
+        """Running sum of the page chain (`mamba_prefix.page_chain`) up to the end; None = not computed."""
         self.rungs: bytes | None = None
         """Hashes of the prefixes that end with the rungs of this node, once computed."""
         self.slot = 0
@@ -173,7 +173,7 @@ class Node:
         self.salt = salt
 
     def shared_pages(self, token_ids: Tokens) -> int:
-        """Return how many pages of this node `token_ids`, which continues the parent's text, begins with."""
+        """Return how many of this node's pages `token_ids` begins with; it continues the parent's text."""
         return common_pages(self.token_ids, token_ids, len(self.token_ids) // len(self.pages))
 
     def path(self) -> list["Node"]:
@@ -187,9 +187,10 @@ class Node:
         return out
 
     def is_shown_to(self, client: str) -> bool:
-        """Return whether `client` may read the tokens of the edge: they are its own, or nobody has a name.
+        """Return whether `client` may read the tokens of the edge: only text that it brought itself.
 
-        Where clients have names, text that came from outside is shown to none of them.
+        "" = clients have no names, and share all text. A client with a name is shown no text that came from
+        outside.
         """
         return (self.client or "") == client
 
@@ -201,9 +202,9 @@ class Node:
         return node
 
     def exclusive_span(self) -> tuple[int, int]:
-        """Return the tokens and pages lost with the checkpoint, which no other checkpoint can resume.
+        """Return the tokens since the checkpoint above, and the pages that only this checkpoint can resume.
 
-        One walk for both, because each request weighs tens of checkpoints.
+        One walk counts both, because each request weighs tens of checkpoints.
         """
         exclusive = not self.children
         pages, node = len(self.pages) if exclusive else 0, self.parent
@@ -259,7 +260,7 @@ class NearestPrefix(NamedTuple):
 class CachedPrefix(Protocol):
     """Prefix in the radix tree: the tokens of one edge, and the shorter prefix that they continue.
 
-    A listener reads it; it writes only `chain` and `rungs`, where the one listener keeps its results.
+    The tree's one listener reads it, and writes only `chain` and `rungs`, where it keeps its own results.
     """
 
     token_ids: Tokens

@@ -39,8 +39,9 @@ class PersistentBatch:
         """Tokens that launched steps have computed into the live slot, and accepted drafts behind them."""
         self.waiting: Ints = np.zeros(self.rows, np.int32)
         """Tokens whose inputs are kept in the row's lane, because its live slot lacks them: accepted drafts,
-        or tokens since the last write of a ring. The live slot is at `depth - waiting`. The next launch of
-        the row computes accepted drafts into the state; the tokens of a ring when it writes."""
+        or tokens since a step with a ring last wrote it. The live slot is at `depth - waiting`. The next
+        launch of the row computes accepted drafts into the state; the tokens of a ring wait for the next
+        launch that writes the state."""
         self.lane: Ints = np.full(self.rows, -1, np.int32)
         """Lane that holds the inputs of the row's drafts or its part of a ring; -1 = none."""
         self.last_step: npt.NDArray[np.int64] = np.zeros(self.rows, np.int64)
@@ -96,7 +97,7 @@ class PersistentBatch:
         return bool(self.lane[row] >= 0)
 
     def return_lane(self, row: int) -> None:
-        """Free the lane of `row`, if it has one. Launched steps still read it before later ones write it."""
+        """Free the lane of `row`, if it has one. Launched steps still read it before later steps write it."""
         if self.lane[row] >= 0:
             self._free_lanes.append(int(self.lane[row]))
             self.lane[row] = -1
@@ -118,9 +119,9 @@ class PersistentBatch:
             self.sent[row] = min(int(self.sent[row]), int(changed[0]))
 
     def unsent_pages(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return places in the flattened `pages`, and page ids, that the device's table lacks for `rows`.
+        """Return the entries of `rows` that the device's page table lacks; they count as sent from now on.
 
-        The pages count as sent from now on.
+        The result is their indices in the flattened `pages`, and their page ids.
         """
         first, end = self.sent[rows], self.page_count[rows]
         counts = np.maximum(end - first, 0)

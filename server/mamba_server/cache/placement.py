@@ -89,8 +89,8 @@ def chunk_ends(start: int, stop: int, chunk: int, forced: Iterable[int] = ()) ->
 def aligned_piece(start: int, remaining: int, budget: int, grain: int) -> int:
     """Return how many of `remaining` tokens fit `budget`, such that the piece ends on a multiple of `grain`.
 
-    A piece that ends the prompt may end anywhere. 0 if not even one grain fits: a split never makes a
-    boundary of its own (P3).
+    A piece that ends the prompt may end anywhere. The result is 0 if the budget does not reach the next
+    multiple: a split never makes a boundary of its own (P3).
     """
     if remaining <= budget:
         return remaining

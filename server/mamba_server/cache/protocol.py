@@ -1,8 +1,8 @@
 """`StateCache`: the interface of a state cache. `mamba_server.cache` exports it and hides the rest.
 
-Rules for all of it. The cache is pure: no clock, no device, and one caller at a time, between two launches. A
-shortage is a return value and never an exception: None or False means "not now", and then nothing has
-changed. Only `LedgerViolation` is raised, where the caller or the cache broke an invariant. Memory that a
+These rules hold for all methods. The cache is pure: no clock, no device, one caller at a time, between two
+launches. A shortage is a return value and never an exception: None or False means "not now", and then nothing
+has changed. Only `LedgerViolation` is raised, where the caller or the cache broke an invariant. Memory that a
 launched step names is free only after `advance` has passed that step, however it was returned.
 
 A state leaves the arena between `export` and `end_export`, and comes in between `receive` and `install` or
@@ -80,10 +80,10 @@ class Capacity(NamedTuple):
     """Slots that the strategy in force reserves for a sequence, the live one included."""
     free_slots: int
     evictable_slots: int
-    """Slots of checkpoints that no sequence is reading."""
+    """Slots of checkpoints that nobody is reading."""
     free_pages: int
     evictable_pages: int
-    """Pages of the tree that no running sequence uses."""
+    """Pages of the tree that nobody uses."""
     available_pages: int
     """Pages that are free once everything unused is evicted; slabs of free slots count as pages."""
     checkpoints: int
@@ -202,9 +202,9 @@ class Reception:
 
 
 class EvictedCheckpoint:
-    """Describes a checkpoint that is about to be evicted, to a listener.
+    """Describes a checkpoint of the tree: one that is about to be evicted, or one of a list of checkpoints.
 
-    It is not valid any more after the listener has returned.
+    It is valid until the eviction listener returns, or until the next call that changes the cache.
     """
 
     __slots__ = ("_node",)
@@ -273,26 +273,26 @@ class StateCache(Protocol):
 
     @property
     def settings(self) -> CacheSettings:
-        """Read only: the settings in force."""
+        """Settings in force."""
 
     @property
     def capacity(self) -> Capacity:
-        """Read only: memory at this moment. Any other call makes the snapshot out of date."""
+        """Memory at this moment. Any call that changes the cache makes the snapshot out of date."""
 
     @property
     def counters(self) -> CacheCounters:
-        """Read only: events since the start."""
+        """Numbers of events since the start."""
 
     def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
-        """Read only: return how much of a prompt, launched in `step`, the tree has.
+        """Return how much of a prompt, whose first piece `step` would compute, the tree has; read only.
 
-        Not valid after `admit`.
+        The result is not valid after `admit`.
         """
 
     def nearest(self, token_ids: Tokens, salt: str, client: str) -> NearestPrefix:
-        """Read only: return the cached prompt nearest to a prompt, by which a miss is explained.
+        """Return the cached prompt nearest to a prompt, to explain a miss; read only.
 
-        Only as much of that prompt is named as `client` may know.
+        The result has only as much of that prompt as `client` may know.
         """
 
     def admit(
@@ -314,15 +314,15 @@ class StateCache(Protocol):
         """
 
     def extend(self, allocation: SequenceAllocation, context: int) -> bool:
-        """Take the pages that `context` tokens of the sequence need, evicting for them; before the launch.
+        """Take the pages that `context` tokens of the sequence need, evicting for them.
 
-        The result is False if memory is short now; nothing is taken then.
+        The result is False if memory is short now; nothing is taken then. Called before the launch.
         """
 
     def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int, *, forced: bool = False) -> None:
-        """Plan a checkpoint at `depth`, for which another prompt waits; during the prefill.
+        """Plan a checkpoint at `depth`, for which another prompt waits. Called during the prefill.
 
-        `forced`: the checkpoint is to be pinned, so others make room for it under any strategy.
+        `forced`: the checkpoint is to be pinned, so others are evicted for it under any strategy.
         """
 
     def plan_prefill(self, allocation: SequenceAllocation, stop: int, step: int) -> list[Checkpoint]:
@@ -332,17 +332,17 @@ class StateCache(Protocol):
         """
 
     def decode_rows(self, rows: Ints) -> DecodeRows:
-        """Read only: return depth and needs of `rows` before they decode one more token (`DecodeRows`)."""
+        """Return depth and needs of `rows` before they decode one more token; read only."""
 
     def plan_decode(self, allocation: SequenceAllocation, outputs: int, step: int) -> int:
-        """Take a slot for the state after the next token, output number `outputs`; before the launch.
+        """Take a slot for the state after the next token, which is output number `outputs`; return it.
 
-        The result is the slot; 0 = no checkpoint is due, or there is no slot now.
+        0 = no checkpoint is due, or there is no slot now. Called before the launch.
         """
 
     @property
     def replay(self) -> ReplayRows:
-        """Rows with drafts: how many drafts may follow, where their inputs are kept, which were accepted."""
+        """Record of drafts by row: how many may follow, where their inputs are kept, which were accepted."""
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
         """Record that `step`, which is launched next, brings the live slots of `rows` to `depth` tokens.
@@ -372,8 +372,8 @@ class StateCache(Protocol):
     def retire(self, allocation: SequenceAllocation, token_ids: Callable[[], Tokens]) -> None:
         """End the sequence, at any time; `allocation` is not used again.
 
-        Once its last launched step is complete, `token_ids()` returns the tokens that count, and the states
-        of these go to the tree.
+        `token_ids()` is called once the last launched step is complete. It returns the prompt and the answer,
+        without tokens behind a stop string; their states and pages go to the tree.
         """
 
     def discard_results(self, allocation: SequenceAllocation) -> None:
@@ -385,7 +385,7 @@ class StateCache(Protocol):
         """Lock the deepest checkpoint of the prefix, so that it can be read outside the forward stream.
 
         Only a checkpoint whose writes were seen complete is exported. `step`: the next step to launch.
-        `most`: greatest depth, in tokens. None = there is no such checkpoint.
+        `most`: greatest depth, in tokens. The result is None if there is no such checkpoint.
         """
 
     def end_export(self, export: Export) -> None:
@@ -394,8 +394,8 @@ class StateCache(Protocol):
     def receive(self, token_ids: Tokens, salt: str) -> Reception | None:
         """Take memory for the state of `token_ids`, whole pages, evicting for it; a writer may fill it now.
 
-        The pages that the tree has of the prefix stay until the reception has ended. None = not now, or the
-        tree has the checkpoint.
+        The pages that the tree has of the prefix stay until the reception has ended. The result is None if
+        memory is short, or if the tree has the checkpoint or would not keep it.
         """
 
     def confirm(self, reception: Reception) -> None:
@@ -409,8 +409,8 @@ class StateCache(Protocol):
 
         A copy to the slot and the pages on the forward stream belongs to launch `step - 1`: it is launched
         before this call, and `advance` passes that number once it is complete. Other steps may read the copy
-        by then, so a copy that fails is the loss of the device; a caller that cannot afford that installs
-        once it has seen the copy complete.
+        by then, so a copy that fails has to be treated as a failure of the device. A caller that wants to
+        avoid this installs only once it has seen the copy complete.
         """
 
     def abandon(self, reception: Reception, *, writer_ended: bool) -> None:
@@ -423,7 +423,7 @@ class StateCache(Protocol):
         """Record that the end of the writer of an abandoned reception was seen: its memory is free."""
 
     def pin(self, token_ids: Tokens, salt: str, step: int, *, depth: int) -> Pin | None:
-        """Let eviction spare the checkpoint at `depth` of a prompt until `unpin`, while it can.
+        """Keep the checkpoint at `depth` of a prompt until `unpin`, as long as others are left to evict.
 
         If there is no checkpoint at `depth`, the next deeper one is pinned, or else the next shallower.
         Several holders may pin one checkpoint. A pin whose `node` is None has ended: its checkpoint was
@@ -432,10 +432,13 @@ class StateCache(Protocol):
         """
 
     def unpin(self, pin: Pin) -> None:
-        """Record that one holder of the pin has ended."""
+        """Release the pin for one of its holders."""
 
     def on_eviction(self, listener: EvictionListener | None) -> None:
-        """Call `listener`, the only one, before a checkpoint is evicted; flushed ones are not reported."""
+        """Call `listener`, the only one, before each eviction of a checkpoint; None = report none.
+
+        Flushed checkpoints are not reported.
+        """
 
 
 class ManagedStateCache(StateCache, Protocol):
@@ -449,7 +452,7 @@ class ManagedStateCache(StateCache, Protocol):
         """
 
     def slot_of(self, token_ids: Tokens, salt: str, lineage: Lineage) -> int:
-        """Read only: return the slot of a prefix's complete checkpoint if it has `lineage`; otherwise 0."""
+        """Return the slot of a prefix's complete checkpoint if it has `lineage`, otherwise 0; read only."""
 
     def quarantine(self, token_ids: Tokens, salt: str) -> list[Quarantined]:
         """Withdraw the checkpoint of a prefix, which is wrong, and all that continue it; return them."""
@@ -459,13 +462,13 @@ class ManagedStateCache(StateCache, Protocol):
         """Number of quarantined checkpoints that somebody still reads."""
 
     def release_condemned(self) -> None:
-        """Free the quarantined checkpoints that nobody reads any more; between two steps."""
+        """Free the quarantined checkpoints that nobody reads any more. Called between two steps."""
 
     def account(self) -> LedgerAccount:
-        """Read only: return the owners of all slots and pages."""
+        """Return the numbers of slots and pages of each owner; read only."""
 
     def recount(self) -> Iterator[None]:
-        """Read only: compare the account with the holders, in slices; not valid after any other call.
+        """Compare the account with the holders, in slices; not valid after any other call; read only.
 
         Raises LedgerViolation.
         """
@@ -474,10 +477,10 @@ class ManagedStateCache(StateCache, Protocol):
         """Report every change of the tree to `listener`, the only one, from now on."""
 
     def checkpoints(self) -> Iterator[EvictedCheckpoint]:
-        """Read only: yield every checkpoint that can be resumed; not valid after any other call."""
+        """Yield every checkpoint that can be resumed; not valid after any other call; read only."""
 
     def hottest(self, count: int) -> list[EvictedCheckpoint]:
-        """Read only: return the checkpoints that are evicted last, at most `count`, the most valuable first.
+        """Return the checkpoints that are evicted last, at most `count`, the most valuable first; read only.
 
         They are not valid after any other call.
         """

@@ -24,7 +24,7 @@ class Reclaimer:
         self.tree = tree
         self.counters = counters
         self.on_eviction: Callable[[Node], None] | None = None
-        """Called before a checkpoint is evicted; not for one that is forgotten or wrong."""
+        """Function called before a checkpoint is evicted, unless the checkpoint is forgotten or wrong."""
         self._to_sweep: list[Node] = []
         """Roots of the subtrees that may still hold forgotten checkpoints, themselves included."""
 

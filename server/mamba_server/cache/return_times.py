@@ -1,9 +1,10 @@
 """Statistics of return times: for each class of checkpoint, the returns at each age, updated with each event.
 
-Ages are requests since the last possible use of the checkpoint, in bins of half an octave. `rate` is the
-highest number of returns per request of keeping that a checkpoint of a class and age promises (the Gittins
-index of its return time): a checkpoint that is worth keeping for a while may be worth nothing later.
-`HazardRatio` is the effect of one trait on all classes. Called by the ghost tree; pure.
+A checkpoint returns when a prompt uses it again. Ages are requests since the last possible use of the
+checkpoint, in bins of half an octave. `rate` is the expected number of returns per request for which the
+checkpoint is kept, if it is given up at the best age (the Gittins index of its return time): a checkpoint
+that is worth keeping for a while may be worth nothing later. `HazardRatio` is the effect of one trait on all
+classes. Called by the ghost tree; pure.
 """
 
 import numpy as np
@@ -78,7 +79,7 @@ class ReturnTimes:
         self._new_returned[age_bin] += 1
 
     def rate(self, age_bin: int) -> float:
-        """Return the most returns per request of keeping a checkpoint that has just entered `age_bin`."""
+        """Return the expected returns per request of keeping a checkpoint that has just entered `age_bin`."""
         if not self._rates or self._new > self._learn_after:
             self._learn()
         return self._rates[age_bin]
@@ -142,7 +143,7 @@ class HazardRatio:
         self._weigh()
 
     def returned(self) -> None:
-        """Record a return."""
+        """Record that a checkpoint with the trait returned."""
         self._returned += 1
         self._weigh()
 

@@ -1,4 +1,4 @@
-"""Share of the arena that an admitted sequence holds besides its row: slots, checkpoints, locks."""
+"""Memory that an admitted sequence holds besides its row (slots, checkpoints, locks), and its drafts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +27,8 @@ class PendingCheckpoint:
     checkpoint: Checkpoint
     step: int
     decode: bool
+    """Whether the slot is a tracking slot that the strategy reserves for decoding, so that the sequence keeps
+    the complete checkpoint; otherwise the tree gets it."""
 
 
 class SequenceAllocation:
@@ -146,7 +148,7 @@ class SequenceAllocation:
 
     @property
     def slot_in(self) -> int:
-        """Slot from which the next forward reads the state: -1 = zeros, a checkpoint, or the live slot."""
+        """Slot that the next forward reads: at first a checkpoint's, or -1 for zeros; later the live slot."""
         if self.last_step:
             return self.live
         return self.match_node.slot if self.match_node is not None else -1
@@ -171,11 +173,11 @@ class SequenceAllocation:
     # --- checkpoints --------------------------------------------------------------------------------
 
     def pending_depths(self) -> list[int]:
-        """Return the depths of the prefill checkpoints that launched steps are writing."""
+        """Return the depths of the checkpoints that launched steps are writing for the tree."""
         return [pending.checkpoint.depth for pending in self.pending if not pending.decode]
 
     def coming_depths(self) -> list[int]:
-        """Return the depths of the prefill checkpoints that are planned or being written."""
+        """Return the depths of the checkpoints for the tree that are planned or being written."""
         planned = [depth for depth in self.placement.depths if depth > self.depth]
         return planned + self.pending_depths()
 
@@ -213,7 +215,7 @@ class SequenceAllocation:
 class RetiringSequence:
     """A sequence that has ended, and whose memory is free after step `fence`.
 
-    `token_ids()` then returns the tokens that count.
+    `token_ids()` then returns the prompt and the answer, without tokens behind a stop string.
     """
 
     fence: int
@@ -222,7 +224,7 @@ class RetiringSequence:
 
 
 class ReplayRows:
-    """Drafts of the rows of `batch`, for the state cache that owns the rows.
+    """Keeps track of the drafts of the rows of `batch`, for the state cache that owns the rows.
 
     A draft is a proposed token that the next step checks. It does not change a row's state: the step that
     checks it keeps the raw inputs of its layers in a lane, a buffer of the row. The inputs of accepted drafts

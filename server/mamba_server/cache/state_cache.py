@@ -159,10 +159,11 @@ class RadixStateCache(Quarantine):
         *,
         longest: int | None = None,
     ) -> SequenceAllocation | None:
-        """Take slots and the pages of the first `context` tokens, resumed at `match`; return None if short.
+        """Take slots and the pages of the first `context` tokens of a sequence that resumes at `match`.
 
-        Nothing changes then. The matched checkpoint is locked before anything is evicted (W8: eviction never
-        takes the match) and read in its own slot, under lock until that forward's fence (O4).
+        The result is None, and nothing changes, if no row is free or memory is short. The matched checkpoint
+        is locked before anything is evicted (W8: eviction never takes the match). The first forward reads it
+        in its own slot, and the lock ends with that forward's fence (O4).
         """
         if not self.batch.free:
             return None
@@ -230,7 +231,7 @@ class RadixStateCache(Quarantine):
             del self._prefilling[key]
 
     def extend(self, allocation: SequenceAllocation, context: int) -> bool:
-        """Take pages so that `allocation` covers `context` tokens; return False, with no change, if short."""
+        """Take pages for the first `context` tokens; return False, and take none, if too few are free."""
         needed = self.pages_for(context) - allocation.page_count
         if needed <= 0:
             return True
@@ -384,7 +385,7 @@ class RadixStateCache(Quarantine):
     def _complete(
         self, allocation: SequenceAllocation, token_ids: Tokens, pending: PendingCheckpoint, step: int
     ) -> None:
-        """Keep a complete decode checkpoint in its tracking slot; donate one of the prefill."""
+        """Keep a complete checkpoint if its slot is one of the reserved tracking slots, or else donate it."""
         self.arena.move(pending.checkpoint.slot, SlotState.TRACK_READY)
         if pending.decode:
             self._keep_ready(allocation, pending.checkpoint)
@@ -407,8 +408,8 @@ class RadixStateCache(Quarantine):
     def retire(self, allocation: SequenceAllocation, token_ids: Callable[[], Tokens]) -> None:
         """End the sequence: free all its memory once its last launched step is complete.
 
-        States deeper than the tokens that count then (past a stop string, or written by a step whose token
-        was dropped) are not donated (L3, L4).
+        States deeper than `token_ids()` then (behind a stop string, or written by a step whose token was
+        dropped) are not donated (L3, L4).
         """
         self._end_prefill(allocation)
         if allocation.last_step > self.arena.completed:
@@ -496,7 +497,7 @@ class RadixStateCache(Quarantine):
     # --- upkeep --------------------------------------------------------------------------------------
 
     def account(self) -> LedgerAccount:
-        """Return the owners of all slots and pages."""
+        """Return the numbers of slots and pages of each owner."""
         return ledger.account(self)
 
     def recount(self) -> Iterator[None]:

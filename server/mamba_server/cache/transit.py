@@ -107,12 +107,12 @@ class Transit:
 
     @property
     def ghosts(self) -> GhostTree | None:
-        """Tree of evicted prefixes that predicts which prompts return; None = the policy uses none."""
+        """Ghost tree that predicts which prompts return; None = the eviction policy uses none."""
         return self.donation.ghosts
 
     @property
     def _slots_to_spare(self) -> bool:
-        """Whether more slots are free than the next two sequences need, for which they are reserved."""
+        """Whether more slots are free than the next two sequences will need."""
         return self.arena.free_slots > 2 * self.strategy.slots_per_sequence
 
     def _in_transit(self) -> tuple[int, int, int, int]:
@@ -181,7 +181,7 @@ class Transit:
     # --- pins ----------------------------------------------------------------------------------------
 
     def pin(self, token_ids: Tokens, salt: str, step: int, *, depth: int) -> Pin | None:
-        """Keep a checkpoint of a prompt from being evicted.
+        """Keep a checkpoint of a prompt from being evicted; None = the prompt has no complete one.
 
         The checkpoint is the one at `depth`, else the next deeper one, else the next shallower one.
         """
@@ -203,7 +203,7 @@ class Transit:
         return pin
 
     def unpin(self, pin: Pin) -> None:
-        """End one pin of a checkpoint. After the last pin has ended, the checkpoint can be evicted again."""
+        """Release the pin for one holder; after the last one, the checkpoint can be evicted as any other."""
         node = pin.node
         pin.holders -= 1
         if pin.holders < 0:
@@ -377,7 +377,10 @@ class Transit:
     # --- checkpoints that are wrong ------------------------------------------------------------------
 
     def _drop_wrong(self, node: Node) -> None:
-        """Drop the wrong checkpoint of `node`; while it is exported, mark it as forgotten instead."""
+        """Drop the wrong checkpoint of `node`; while it is exported or installed, only mark it as forgotten.
+
+        A checkpoint that a sequence is resuming from stays.
+        """
         if not node.state_lock:
             self.reclaimer.evict(node, report=False)
         elif node in self.exports.values() or any(node is install.node for install in self.installs):
@@ -386,7 +389,7 @@ class Transit:
     # --- returns -------------------------------------------------------------------------------------
 
     def _expect_returns(self, ghosts: GhostTree, node: Node, match: GhostMatch) -> None:
-        """Predict how often prompts return to a received checkpoint, at the first one that resumes it."""
+        """Give a received checkpoint a ghost in the ghost tree, once the first prompt resumes from it."""
         arrival = node.ghost
         if not isinstance(arrival, Ghost) or not arrival.arrived:
             return

@@ -101,12 +101,14 @@ MISS_CAUSES = (
 
 `new`: these tokens were never seen; `no_memory`: resuming would have starved the sequence itself;
 `prompt_logprobs`: they were requested, so the whole prompt is computed. The others are losses of tokens that
-were seen.
+were seen. `no_state`: there is no checkpoint; `too_deep`: it lies behind the point where the prompt diverges
+or ends; `evicted`: it was evicted, flushed or withdrawn; `in_flight`: it is still being computed;
+`salt_differs`: a prompt with another salt begins with the same page.
 """
 
 
 def _no_pins(pages: Pages, change: int) -> None:
-    """Do nothing: default of a tree without an arena."""
+    """Do nothing: what a tree without an arena calls when pages become used or unused."""
 
 
 class RadixTree:
@@ -269,10 +271,10 @@ class RadixTree:
     # --- locks ---------------------------------------------------------------------------------------
 
     def lock_pages(self, token_ids: Tokens, salt: str) -> tuple[Node | None, int]:
-        """Lock the pages that the tree has of `token_ids`; return the last locked node, and these tokens.
+        """Lock the pages that the tree has of `token_ids`; return their last node and number of tokens.
 
-        The second value is their number. The node may reach beyond them, until `cut` has split it; it is None
-        if the tree has none of the pages.
+        The node may reach beyond these tokens until `cut` has split it; it is None if the tree has none of
+        the pages.
         """
         path, depth = self._longest_path(token_ids, salt)
         node = path[-1][0] if path else None
@@ -469,8 +471,8 @@ class RadixTree:
     def forget(self, spared: Sequence[Node]) -> int:
         """Forget all checkpoints except `spared`, which sequences are reading; return the number lost.
 
-        None of them is resumed any more. They stay in the tree until they are dropped: at once if nobody uses
-        them, otherwise when their last export has ended.
+        None of them is resumed any more. They stay in the tree until a sweep or an eviction drops them, or
+        until their last export ends.
         """
         kept = {id(node): node for node in spared if node.slot and node.epoch == self.epoch}
         lost = self.checkpoints - self.forgotten - len(kept)
@@ -567,12 +569,12 @@ class RadixTree:
 
     @property
     def evictable_slots(self) -> int:
-        """Number of checkpoints that no sequence is reading."""
+        """Number of checkpoints that are not locked."""
         return self.checkpoints - self.locked_states
 
     @property
     def evictable_pages(self) -> int:
-        """Number of pages that no running sequence uses."""
+        """Number of pages that are not locked."""
         return self.pages - self.locked_pages
 
     def walk(self) -> Iterator[Node]:

@@ -33,7 +33,7 @@ class DecodeInputs:
         self._page_table = page_table
         self._query_start = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.table_row, self.context_len = self._device[3, :rows], self._device[4, :rows]
-        """[rows] int32: row of each sequence in the page table; its number of tokens with the new one."""
+        """[rows] int32 each: row of each sequence in the page table, and its tokens, the new one included."""
 
     def write(self, batch: HostBatch, page_size: int) -> None:
         """Put the integers of a step into the staging buffer and start their copy to the device.
@@ -56,7 +56,7 @@ class DecodeInputs:
     def plans(self, *, recurrent: bool, attention: bool, ring: bool = False) -> StepPlans:
         """Return plans that read their integers from this memory, and so hold for all steps of `rows` rows.
 
-        Only Triton's kernels can follow such plans. `ring`: whether all steps have one.
+        Only Triton's kernels can follow such plans. `ring`: whether the steps have a ring.
         """
         rows, fields = self.rows, self._device
         return StepPlans(

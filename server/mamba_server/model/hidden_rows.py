@@ -1,9 +1,10 @@
-"""Hidden states from which a head for drafts goes on: where each row finds that of the token before.
+"""Hidden states that a head for drafts reads: where each row finds the state of the token before its own.
 
-The head reads a token together with the model's hidden state of the token before it. Within a step that is
-another row; otherwise it was kept: for each row of the batch that of its last token, for each lane those
-of its drafts, and in each page that of its last token, so that whoever resumes behind a page has it as well.
-`DraftHead` calls this in each step; the plan is made of the host's integers alone.
+The head reads a token together with the model's hidden state of the token before. If that token is in the
+same step, its state is another row. Otherwise an earlier step kept the state. Kept are the states of the last
+token of each row of the batch, of the drafts of each lane, and of the last token of each page, for sequences
+that resume behind the page. `DraftHead` calls this module in each step; plans are made of the host's integers
+alone.
 """
 
 from dataclasses import dataclass
@@ -58,16 +59,16 @@ class HiddenPlan:
     """Rows whose preceding token is computed in the same step, in row `preceding`."""
     preceding: torch.Tensor
     first: torch.Tensor
-    """Rows that go on from place `kept` of the memory."""
+    """Rows whose preceding hidden state is at index `kept` of the memory."""
     kept: torch.Tensor
     resumed: torch.Tensor
-    """Rows that go on from the end of the page in column `column` of row `table_row` of the page table."""
+    """Rows behind the end of a page, which has column `column` of row `table_row` of the page table."""
     table_row: torch.Tensor
     column: torch.Tensor
     beginning: torch.Tensor
     """Rows of first tokens, which no token precedes."""
     left: torch.Tensor
-    """Rows whose hidden states go to place `left_at` of the memory."""
+    """Rows whose hidden states go to index `left_at` of the memory."""
     left_at: torch.Tensor
     ending: torch.Tensor
     """Rows of tokens at the end of their pages."""

@@ -160,7 +160,7 @@ class AdaptedExperts:
         return step is not None and not self._used.isdisjoint(step.places)
 
     def rows(self, rows: int) -> tuple[list[int], list[int]] | None:
-        """Return the rows of the step that are computed here, and their places; None = none is."""
+        """Return which of the step's `rows` rows are computed here, and their places; None = no row is."""
         step = self._current.step
         if step is None or not self.changes_step():
             return None

@@ -1,8 +1,8 @@
 """`AdaptedHeads`: products of single heads with their parts of one weight, and the changes by adapters.
 
 Latent attention has two: it multiplies each head's part of `kv_b_proj` into queries and into what a head
-attended to, and never computes the projection itself. In steps without adapters of it they are the plain
-products.
+attended to, and never computes the projection itself. In steps without adapters that change the projection,
+both are the plain products.
 """
 
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ class AdaptedHeads:
     def _change(self, x: torch.Tensor, place: torch.Tensor | int) -> torch.Tensor:
         """Return the changes [n, H, b] of rows x, which have the adapter in `place` or in a place each.
 
-        A row's product has the same shape among any others, so that its bits are the same.
+        The shape of a row's product does not depend on the other rows, and so its bits do not either.
         """
         own = self.changes
         first = own.first[place].to(own.type)

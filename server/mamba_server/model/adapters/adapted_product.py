@@ -35,7 +35,7 @@ class Part:
     module: str
     """Name of the module, such as `layers.0.self_attn.q_proj`."""
     start: int
-    """First output of the projection."""
+    """Number of the part's first output among the outputs of the projection."""
     outputs: int
     """Number of outputs of the module."""
     rows: torch.Tensor | None = None
@@ -71,7 +71,7 @@ def computed_type(matrices: torch.Tensor) -> torch.dtype:
 
 
 def check_shape(part: Part, inputs: int, change: LowRank) -> None:
-    """Raise AdapterError if `change` was trained for a module of another shape than `part` of `inputs`."""
+    """Raise AdapterError if `change` was trained for a module of another shape than `part` with `inputs`."""
     shape, own = (len(change.second), change.first.shape[1]), (part.outputs, inputs)
     if shape != own:
         raise AdapterError(
@@ -140,8 +140,8 @@ class AdaptedProduct:
         """Add the changes of rows with different adapters.
 
         One product with the matrices of all places computes every row's inner numbers for every adapter; the
-        numbers for adapters of other rows become zero. Few rows decode, so reading the matrices once costs
-        most.
+        numbers for adapters of other rows become zero. As few rows decode, most time goes into reading the
+        matrices, and each is read only once.
         """
         n, places = len(rows.rows), slice(rows.first, rows.end)
         every = n == len(out)

@@ -66,7 +66,7 @@ class AdapterBank:
     ) -> AdaptedProduct:
         """Return the product with places for changes, as `AdaptedProduct` describes it.
 
-        `library`: the C++ kernels, which `base` and `linear` are products of; None = they are not.
+        `library`: the C++ kernels, if they compute `base` and `linear`; otherwise None.
         """
         first = self._zeros(self.places, len(parts), self.rank, inputs)
         seconds = [self._zeros(self.places, self.rank, part.width) for part in parts]
@@ -91,11 +91,14 @@ class AdapterBank:
             self._products.setdefault(part.module, []).append((product, part))
 
     def also_call(self, prefix: str, other: str) -> None:
-        """Let adapters begin the names of modules with `other` that begin with `prefix` here."""
+        """Accept adapters whose names of modules begin with `other` where the model's begin with `prefix`."""
         self._other_prefixes[other] = prefix
 
     def share(self, prefixes: list[str]) -> None:
-        """Refuse adapters that change one of these uses of the same weights and not the others alike."""
+        """Refuse adapters that change one use of shared weights, but not the other uses.
+
+        `prefixes` are those of the names of all uses.
+        """
         self._uses.append(prefixes)
 
     def adapt_experts(
@@ -106,8 +109,8 @@ class AdapterBank:
     ) -> AdaptedExperts:
         """Reserve memory for adapters of the experts of one block; return an object that computes changes.
 
-        `shared` is the shared expert, with the names of its first projections and of its last; None = it has
-        none here.
+        `shared` is the shared expert, with the names of its first projections and of its last; None = the
+        block has none, or computes it apart from the others.
         """
 
         def group(products: ExpertProducts) -> Group:
@@ -214,7 +217,7 @@ class AdapterBank:
         return self._place_of.pop(fingerprint, None) is not None
 
     def install(self, place: int, adapter: AdapterWeights) -> None:
-        """Copy a `fitted` adapter into `place`. On the forward stream, or before there is one."""
+        """Copy a `fitted` adapter into `place`. Called on the forward stream, or before there is one."""
         with torch.inference_mode():
             for product in self._all:
                 product.install(place, adapter.modules)

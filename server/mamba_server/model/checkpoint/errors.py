@@ -1,11 +1,11 @@
-"""Errors of finding and loading a model. Every message says what to do; none is a defect of the program.
+"""Errors of finding and loading a model; no defects of the program. Every message says what to do.
 
 ModelError
 ├── SourceError            the URI leads to no usable model directory
 │   ├── InvalidSource      the URI is malformed
-│   ├── SourceNotFound     the directory, or its config.json, does not exist
+│   ├── SourceNotFound     the model, its revision or its config.json does not exist, or cannot be read
 │   ├── InsufficientDiskSpace the disk has no space for the download
-│   └── DownloadFailed     the Hub refused or interrupted the download, whose files are kept for the next try
+│   └── DownloadFailed     the source refused or interrupted the download, or sent damaged files
 ├── UnsupportedModel       the configuration is valid, but this version cannot serve such a model
 ├── AdapterError           the files of an adapter are damaged, not served, or of another model
 └── WeightsError           the safetensors files and the configuration disagree, or a file is damaged
@@ -28,7 +28,7 @@ class InvalidSource(SourceError):
 
 
 class SourceNotFound(SourceError):
-    """The directory, or its config.json, does not exist."""
+    """The model, its revision or its config.json does not exist, or cannot be read."""
 
 
 class InsufficientDiskSpace(SourceError):
@@ -40,7 +40,10 @@ class InsufficientDiskSpace(SourceError):
 
 
 class DownloadFailed(SourceError):
-    """The Hub refused or interrupted the download."""
+    """The source refused or interrupted the download, or sent damaged files.
+
+    What has arrived is kept for the next try.
+    """
 
     exit_code = 1
 

@@ -30,7 +30,8 @@ def dequantize(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) ->
 def kept(weight: torch.Tensor, scale: torch.Tensor) -> Fp8Matrix | None:
     """Return `weight`, [..., r, c], as the FP8 that it is, with the scales of each output.
 
-    None: a product cannot keep the scales apart from the numbers. Raises ValueError as `dequantize`.
+    The result is None if a product cannot apply the scales apart from the numbers. Raises ValueError as
+    `dequantize` does.
     """
     factors, rows = _factors(weight, scale)
     lead = weight.shape[:-1]

@@ -258,7 +258,7 @@ def _remote_uri(uri: str) -> ModelUri:
     try:
         return parse_model_uri(uri)
     except InvalidModelUri as error:
-        raise InvalidSource(f"{uri}: is no model URI; write {_FORMS}") from error
+        raise InvalidSource(f"{uri}: this is no model URI; write {_FORMS}") from error
 
 
 def _remote_copy(uri: str, progress: Progress, say: Callable[[str], None]) -> Path:

@@ -47,8 +47,8 @@ class DeltaNames:
     """Names of the tensors of a mixer of the gated delta rule, without its prefix."""
 
     inputs: tuple[str, ...] = ()
-    """Names of the input projections that give q | k | v, z, b and a, of which the first may be three; empty
-    = there are two projections, whose rows are grouped by key head."""
+    """Names of the input projections that give q | k | v (one projection or three), z, b and a; empty = there
+    are two projections, whose rows are grouped by key head."""
     output: str = "out_proj"
     norm: str = "norm.weight"
 
@@ -140,7 +140,7 @@ class TensorNames:
     unused: tuple[str, ...] = ()
     """Prefixes of tensors that are not used: heads that predict several tokens, unless they draft."""
     head: HeadNames | None = None
-    """Names of such a head; None = the family has none."""
+    """Names of a head for drafts; None = the family has none."""
 
 
 _ONE_MIXER = BlockNames("norm.weight", "mixer")

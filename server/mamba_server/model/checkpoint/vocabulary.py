@@ -66,7 +66,7 @@ def _tokens(content: bytes, path: Path) -> list[str | None]:
     try:
         document = msgspec.json.decode(content, type=_Document)
     except msgspec.MsgspecError as error:
-        raise UnsupportedModel(f"{path}: is no tokenizer that can be compared: {error}") from error
+        raise UnsupportedModel(f"{path}: the tokens of this tokenizer cannot be read: {error}") from error
     vocabulary = document.model.vocab
     texts = (
         {token: text for text, token in vocabulary.items()}

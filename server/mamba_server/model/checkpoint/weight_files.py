@@ -30,8 +30,8 @@ activations are not used."""
 TEXT_PARTS = ("model.language_model.", "language_model.")
 """Prefixes of the text model's tensors in a multimodal checkpoint."""
 PICTURE_PARTS = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
-"""Prefixes of models of pictures after "model." or nothing. Beside them a text model may have the names that
-it has alone."""
+"""Prefixes, after "model." or nothing, of the tensors of models of pictures. Beside these, the tensors of the
+text model may have the names that they have in a checkpoint of text alone."""
 _BODY = (
     "layers.", "embed_tokens.", "embeddings.", "embedding_norm.", "norm.", "norm_f.", "final_layernorm.",
 )  # fmt: skip

@@ -99,9 +99,9 @@ class Weights:
         quantization = quantization_in(directory) if self._matrices else None
         self._zero_offset = 1 if quantization is None else quantization.zero_offset
         self._why: dict[str, str] = {}
-        """Why no kernel computes with the integers of a matrix, until it is taken."""
+        """Reason why no kernel computes with a matrix as it is stored, by name, until the matrix is taken."""
         self._widened: dict[str, list[int]] = {}
-        """Elements of matrices that became ordinary weights, by how they are stored and why."""
+        """Numbers of elements of matrices that became ordinary weights, by how they are stored and why."""
 
     def has(self, name: str) -> bool:
         """Return whether the files hold the tensor `name`."""

@@ -83,7 +83,7 @@ class Attention:
         self.attend = self._attend(loader)
 
     def projecting(self, qkv_proj: Rows, o_proj: Rows) -> "Attention":
-        """Return the same layer with other projections to queries, keys and values, and of their result."""
+        """Return a copy of the layer with other projections to queries | keys | values and to the result."""
         twin = copy(self)
         twin.qkv_proj, twin.o_proj = qkv_proj, o_proj
         return twin
@@ -126,8 +126,8 @@ class Attention:
         """Compute one step of the rows `x`, [T, d]; return [T, d].
 
         Keys and values are written to `kv`, [pages, 2, page_size, kv_heads, head_dim], and attention reads
-        them there, so that of FP8 pages all rows read what was rounded. `turns` is the
-        rotation of queries and keys; None = attention uses no positions.
+        them there, so that with FP8 pages all rows read rounded values. `turns` is the rotation of queries
+        and keys; None = attention uses no positions.
         """
         assert plans.attention is not None
         query, key, value, gate = self._project(x, turns)

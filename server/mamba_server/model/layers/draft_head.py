@@ -1,10 +1,10 @@
 """The head of a checkpoint that drafts: a layer of attention behind the model (multi-token prediction).
 
 From a token and the hidden state of the token before it, the head computes a hidden state from which the
-model's output head foresees the token after. Where the head goes on, its own result stands for the hidden
-state of the model. Keys and values of each pair are in the page of the pair's token: a page depends on its
-own tokens and those before, and serves every text that begins with them. `HybridModel` calls `follow` for all
-tokens that it has computed, and `step` for each token of a draft.
+model's output head foresees the token after. For the second and later drafts, the head's own result takes the
+place of the model's hidden state. Keys and values of each pair are in the page of the pair's token: a page
+depends on its own tokens and those before, and serves every text that begins with them. `HybridModel` calls
+`follow` for all tokens that it has computed, and `step` for each token of a draft.
 """
 
 from collections.abc import Callable

@@ -33,7 +33,7 @@ class NormedRows:
         self._rows, self._quantized = rows, quantized
 
     def take(self, rows: torch.Tensor, groups: int) -> Fp8Rows | None:
-        """Return the FP8 form of these rows with so many scales of each, if a norm has left it."""
+        """Return the FP8 form of `rows` with `groups` scales per row; None = no norm has left it."""
         quantized = self._quantized
         if rows is not self._rows or quantized is None or quantized.scales.shape[1] != groups:
             return None
@@ -91,7 +91,7 @@ class JoinedProducts:
 
 
 def fp8_backend(backend: Backend, device: torch.device, *, batch_invariant: bool) -> Backend:
-    """Return the backend of a model whose matrices are FP8. Raises UnsupportedModel where none can be.
+    """Return the backend of a model whose matrices are FP8. Raises UnsupportedModel if nothing computes it.
 
     On CPUs torch computes the numbers of a GPU, since there are no C++ kernels for them.
     """

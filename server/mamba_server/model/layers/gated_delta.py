@@ -126,7 +126,7 @@ class GatedDeltaMixer:
         ring: torch.Tensor,
         y: torch.Tensor,
     ) -> None:
-        """Decode as `_decode`, and write the states that are due. Windows, which are small, always move.
+        """Decode as `_decode`, but write only the states that are due. Windows are small, and always written.
 
         `lanes` says which inputs of `ring` each state lacks. The results are written to `y`.
         """

@@ -93,9 +93,9 @@ class TokenEmbedding:
 def _has_four_bits(
     backend: Backend, device: torch.device, dtype: torch.dtype, quantization: Quantization
 ) -> bool:
-    """Return whether operators multiply by matrices of four bits; with fp8 all matrices are that.
+    """Return whether operators multiply by matrices of four bits; not with fp8, where all are FP8.
 
-    Raises UnsupportedModel if matrices are to be quantized, and nothing computes with such ones.
+    Raises UnsupportedModel if nothing computes with the `quantization` of matrices.
     """
     if quantization == "fp8":
         return False
@@ -261,7 +261,7 @@ class HybridModel:
         """Return the tokens that the head foresees behind `token_ids` [n], one tensor for each of `plans`.
 
         `preceding` are the model's hidden states of the tokens before, [n, d]. Each plan has the sequences
-        that go on, which are the first ones.
+        that draft another token, which are the first ones of the plan before.
         """
         assert self.draft_head is not None
         foreseen = []
@@ -438,7 +438,7 @@ class HybridModel:
         return blocks
 
     def _inside(self, layer: Loader, names: BlockNames) -> Loader:
-        """Return the loader of a block's tensors but its norm, of which checkpoints have one of the names."""
+        """Return the loader of a block's tensors, except its norm, by the prefix that the checkpoint uses."""
         down = f"{self._names.down_proj}.weight"
         places = [layer.at(name) for name in (*names.other_mixers, names.mixer)]
         inside = next((place for place in places if place.has(down)), places[-1])

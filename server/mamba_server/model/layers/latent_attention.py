@@ -1,8 +1,8 @@
-"""Attention whose heads read one latent row of each token, which pages hold alone (Kimi-Linear).
+"""Attention whose heads all read one latent row of each token, the only one in the pages (Kimi-Linear).
 
-A head's keys and values are products of the latent. The product of keys is multiplied into queries instead,
-that of values into what a head gathers, so that all heads attend to the rows themselves. There are no
-positions. `HybridModel` calls each layer once per step.
+A head's keys and values are products of the latent row with two matrices. They are never computed: the
+matrix of keys is multiplied into the head's query, and the matrix of values into the sum of rows that the
+head attended to. There are no positions. `HybridModel` calls each layer once per step.
 """
 
 from dataclasses import replace
@@ -36,10 +36,10 @@ class LatentAttention(Attention):
         ).view(config.heads, -1, latent.rank)
         own, values = heads.split([latent.own, latent.values], 1)
         self.absorb_keys: Rows = _of_heads(own.transpose(1, 2), loader)
-        """Product of each head with its part of queries: [T, H, own] -> [T, H, rank]"""
+        """Product of each head's own queries with its matrix of keys: [T, H, own] -> [T, H, rank]"""
         self.absorb_values: Rows = _of_heads(values, loader)
-        """Product of each head with the sum of latent rows that it attended to: [T, H, rank] -> [T, H,
-        values]"""
+        """Product of the sum of latent rows that each head attended to with its matrix of values:
+        [T, H, rank] -> [T, H, values]"""
         if (bank := loader.adapters) is not None:
             part = loader.part("kv_b_proj", 0, config.heads * (latent.own + latent.values))
             changes = bank.adapt_heads(part, config.heads, latent.rank)

@@ -1,4 +1,4 @@
-"""Around experts that work in a width of their own: two projections, and a shared expert beside them.
+"""Two projections around experts that work in a width of their own, and a shared expert beside them.
 
 `Moe` has one if its routed experts have a latent width (Nemotron 3 Super). The router and the shared expert
 read the rows that the block is given, so the shared expert is a product of its own here.
@@ -27,13 +27,13 @@ class LatentProjections:
             raise UnsupportedModel(
                 "this version does not know the tensors of the projections around the model's experts"
             )
-        # Like experts, what is around them has no adapters.
+        # The projections and the shared expert beside them have no adapters.
         plain = replace(loader, adapters=None)
         first, last = names.moe.latent
         self.enter = plain.linear(first, hidden_size, config.latent, bias=False)
-        """Product that gives the rows of the routed experts."""
+        """Product that narrows the block's rows to those of the routed experts."""
         self.back = plain.linear(last, config.latent, hidden_size, bias=False)
-        """Product that gives the block's result from theirs."""
+        """Product that widens the result of the routed experts to the width of the model."""
         self.shared: Mlp | None = None
         """The shared expert; None = there is none."""
         if config.shared_intermediate:

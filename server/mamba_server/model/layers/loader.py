@@ -66,7 +66,7 @@ class Loader:
     library: Library | None = None
     """The C++ kernels, if they are used instead of operators; otherwise None."""
     quantization: Quantization = "none"
-    """Quantization of matrices in the C++ kernels; fp8 without these, and int4 where `four_bits` is true."""
+    """Quantization of matrices. Without the C++ kernels it is none, fp8 or, if `four_bits` is set, int4."""
     four_bits: bool = False
     """Whether operators multiply by matrices of four bits, as on GPUs; never with quantization fp8."""
     factors: Factors = field(default_factory=dict)
@@ -198,8 +198,8 @@ class Loader:
     def joins(self) -> bool:
         """Whether large matrices are joined into one product, which copies them.
 
-        Those of a device are copied anyway; on a CPU they would leave the file's mapping, which all processes
-        share.
+        Matrices on another device are copied anyway. On a CPU, a copy would leave the file's mapping, which
+        all processes share.
         """
         return self.library is None and self.device.type != "cpu"
 
@@ -282,7 +282,7 @@ class Loader:
     def adapted(self, product: Rows, inputs: int, parts: Sequence[Part]) -> Rows:
         """Return a product without activation that adapters can change, if the engine has places.
 
-        `parts` are as in `product_of`. The places are this use's own, also if others use the same product.
+        `parts` are as in `product_of`. Each call reserves places of its own, even for the same product.
         """
         if self.adapters is None:
             return product
@@ -330,7 +330,7 @@ class Loader:
         return products[0] if len(products) == 1 else JoinedProducts(products)
 
     def fits(self, inputs: int) -> bool:
-        """Return whether ordinary matrices with so many inputs become ones of four bits for operators."""
+        """Return whether operators get ordinary matrices with so many inputs in four bits."""
         return self.four_bits and self.quantization == "int4" and four_bit.fits_runs(inputs)
 
     def fitted(self, weight: torch.Tensor) -> torch.Tensor | FourBitMatrix:

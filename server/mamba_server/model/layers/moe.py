@@ -130,7 +130,7 @@ class Moe:
         return bank.adapt_experts(_expert_names(own, loader), routed, shared)
 
     def _products(self, loader: Loader) -> tuple[list[Rows], list[Rows]]:
-        """Return the first and the last products of all experts; a shared one here comes last.
+        """Return the first and the last products of all experts; a shared one, if computed here, comes last.
 
         Raises UnsupportedModel if operators multiply by experts of fewer than 16 bits.
         """
@@ -168,7 +168,10 @@ class Moe:
         return self.latent.leave(x, self._routed(x, self.latent.enter(x)))
 
     def _routed(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return the result of the experts for `rows`, which are chosen by x, and of a shared one of them."""
+        """Return the result for `rows` of the experts that the router chooses by `x`, [T, width].
+
+        It includes the shared expert, unless `latent` has that. `rows` is `x`, or `x` narrowed by `latent`.
+        """
         if self.packed is not None and self.router is not None:
             chosen = self.router(x)
             out = self.packed(rows, *chosen)

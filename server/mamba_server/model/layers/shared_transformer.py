@@ -1,7 +1,7 @@
 """Transformer blocks that several layers share, each before the mixer of a layer (Zamba2).
 
-A block reads the rows of its layer beside those of the embedding. What it gives joins the rows that the mixer
-reads, and not the residual stream. `HybridModel` calls each layer once per step.
+A block reads the rows of its layer beside those of the embedding. Its result is added to the rows that the
+mixer reads, and not to the residual stream. `HybridModel` calls each layer once per step.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class ChangedProduct:
 
 
 class _Weights:
-    """Weights of one shared transformer block, without what the layers that use it add to it."""
+    """Weights of one shared transformer block, without the changes that each of its layers has for itself."""
 
     def __init__(
         self,

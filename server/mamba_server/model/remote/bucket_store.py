@@ -125,7 +125,7 @@ class BucketStore:
         return RemoteFile(path, int(item["size"]), key, version, checksum, packing)
 
     def _comparable(self, files: list[RemoteFile]) -> list[RemoteFile]:
-        """Return the files, without checksums if entity tags are none here, as in buckets with KMS."""
+        """Return the files, without checksums if the bucket's entity tags are no MD5, as with KMS."""
         small = [
             file
             for file in files

@@ -15,10 +15,10 @@ _MOST_PART_SIZES = 16
 
 
 def verdict(path: Path, checksum: Checksum | None) -> Verdict:
-    """Return whether the file has the checksum.
+    """Return whether the file has the checksum; "unknown" without a checksum.
 
-    The parts of an upload have an unknown size. Sizes of whole mebibytes and megabytes are tried, and of a
-    file that fits none nothing is known.
+    The parts of an upload have an unknown size. Sizes of whole mebibytes and megabytes are tried; if none
+    yields the checksum, the result is "unknown", too.
     """
     if checksum is None:
         return "unknown"

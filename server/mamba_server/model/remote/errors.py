@@ -2,7 +2,7 @@
 
 RemoteError
 ├── MissingFiles      the bucket, the repository or a file does not exist, or holds no model
-├── AccessDenied      the store refused the credentials, or has none to check
+├── AccessDenied      the store refused the credentials, or there are none, or they cannot be read
 ├── Interrupted       the store cannot be reached or broke off; the same request may succeed later
 ├── FilesChanged      the files are no longer those that the download began with
 ├── DamagedFile       a file differs from its checksum
@@ -20,7 +20,7 @@ class MissingFiles(RemoteError):
 
 
 class AccessDenied(RemoteError):
-    """The store refused the credentials, or has none to check."""
+    """The store refused the credentials, or there are none, or they cannot be read."""
 
 
 class Interrupted(RemoteError):

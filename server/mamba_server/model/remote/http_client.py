@@ -1,7 +1,7 @@
 """`HttpClient`: requests to web servers and registries, with their failures in words.
 
 `web_store` and `registry_store` use it, from several threads. It follows redirects, and sends credentials to
-no other host. The variables HTTPS_PROXY, HTTP_PROXY, NO_PROXY and SSL_CERT_FILE act.
+no other host. The variables HTTPS_PROXY, HTTP_PROXY, NO_PROXY and SSL_CERT_FILE are respected.
 """
 
 import ssl
@@ -132,7 +132,7 @@ class HttpClient:
 
 
 class Answer:
-    """A whole answer."""
+    """One answer of a server, with its whole content."""
 
     def __init__(self, status: int, headers: Mapping[str, str], content: bytes, url: str) -> None:
         self.status, self.content, self.url = status, content, url

@@ -38,7 +38,7 @@ def model_copy(
 ) -> Path:
     """Return the directory with the model's files, downloading missing files.
 
-    Where the store cannot be reached, the copy of the last download serves.
+    If the store cannot be reached, the result is the copy of the last download.
 
     Args:
         uri: the parsed URI, with a scheme of `REMOTE`.

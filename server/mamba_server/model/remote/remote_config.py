@@ -26,7 +26,7 @@ class RemoteFacts:
 
 
 def remote_facts(uri: ModelUri, text: str) -> RemoteFacts:
-    """Fetch config.json.
+    """Fetch config.json of a model, and sum the sizes of its weights.
 
     Args:
         uri: the parsed URI, with a scheme of `REMOTE`.

@@ -65,7 +65,7 @@ class RemoteStore(Protocol):
         ...
 
     def read(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes | memoryview]:
-        """Yield the bytes of [start, end). Raises RemoteError, FilesChanged if the file is another one."""
+        """Yield the bytes of [start, end). Raises RemoteError; FilesChanged if the file was replaced."""
         ...
 
 

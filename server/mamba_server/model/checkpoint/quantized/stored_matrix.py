@@ -54,7 +54,7 @@ class Numbers:
 
 
 def read_matrix(matrix: StoredMatrix, shape: tuple[int, ...], read: Read, zero_offset: int) -> Numbers:
-    """Return the numbers of a matrix of the shape `shape`, with all but its last dimension in one.
+    """Return the numbers of a matrix of the shape `shape`, with all dimensions but the last made one.
 
     `read` returns the tensor of a name. `zero_offset` is the number that is added to zeros of GPTQ. Raises
     ValueError, whose message says which tensor does not fit.
@@ -251,7 +251,10 @@ def _group_of_inputs(stored: Numbers) -> torch.Tensor:
 
 
 def _group(inputs: int, groups: int) -> int:
-    """Return the inputs of a group: the number that is published, if the last group may be smaller."""
+    """Return the number of inputs of a group.
+
+    Where the groups cannot be equal, it is the usual size with which the last of `groups` is smaller.
+    """
     if inputs % groups == 0:
         return inputs // groups
     return next((size for size in (16, 32, 64, 128, 256, 512, 1024) if -(-inputs // size) == groups), inputs)

@@ -115,7 +115,7 @@ def _first(shape: tuple[int, ...]) -> int:
 
 
 def shapes_of(matrices: Iterable[StoredMatrix]) -> set[str]:
-    """Return the names of tensors that hold the shape of a packed matrix, which its places say as well."""
+    """Return the names of tensors that hold the shape of a packed matrix, which the model knows anyway."""
     return {
         name.rpartition(".")[0] + ".weight_shape" for matrix in matrices for name in matrix.tensors.values()
     }
