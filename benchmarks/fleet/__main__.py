@@ -32,10 +32,10 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from mamba_cli.bench.traces import TraceError
+from mamba_cli.bench.traces import Format, TraceError
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.slo import Slo
-from mamba_cli.fleet.workload import Format, RequestStream, flat, read, scaled, spliced
+from mamba_cli.fleet.workload import RequestStream, flat, read, scaled, spliced
 
 STEPS = 10
 """Lines of progress where there is no terminal."""

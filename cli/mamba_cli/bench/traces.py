@@ -7,6 +7,7 @@ traces (Qin et al., FAST 2025) are JSON lines with times in milliseconds and an 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal
 
 import msgspec
 
@@ -14,6 +15,7 @@ from mamba_cli.bench.prompts import LoadPrompt, blocks, tokens
 from mamba_cli.bench.trace_units import BLOCK_TOKENS, TraceUnits
 
 MOONCAKE = TraceUnits()
+Format = Literal["mooncake", "azure"]
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
@@ -40,26 +42,37 @@ class _Line(msgspec.Struct):
     hash_ids: tuple[int, ...] = ()
 
 
-def parse(lines: Iterable[str], units: TraceUnits = MOONCAKE) -> list[Arrival]:
+def parse(
+    lines: Iterable[str], units: TraceUnits = MOONCAKE, expected: Format | None = None
+) -> list[Arrival]:
     """Read all arrivals in order of time, the first at 0. The first line determines the format.
 
-    `units` apply to a trace with hash_ids. Raises `TraceError`, also where most lines contradict the units.
+    `units` apply to a trace with hash_ids. Raises `TraceError`, also where most lines contradict the units,
+    and where the format is not the `expected` one.
     """
     # Editors and spreadsheets put a byte order mark before the first line.
     stripped = (line.removeprefix("\ufeff").strip() for line in lines)
     numbered = [(number, line) for number, line in enumerate(stripped, 1) if line]
     if not numbered:
         raise TraceError("line 1: the file is empty")
-    first = numbered[0][1]
-    if first.replace(" ", "") == AZURE_HEADER:
+    format_ = _format_of(numbered[0][1])
+    if expected is not None and expected != format_:
+        raise TraceError(f"its format is {format_}, not {expected}: use --format {format_}")
+    if format_ == "azure":
         arrivals = [_azure(number, line) for number, line in numbered[1:]]
-    elif first.startswith("{"):
-        arrivals = _all_mooncake(numbered, units)
     else:
-        raise TraceError(f"line 1: is neither the header {AZURE_HEADER} nor a JSON object")
+        arrivals = _all_mooncake(numbered, units)
     arrivals.sort(key=lambda arrival: arrival.at)
     start = arrivals[0].at if arrivals else 0.0
     return [Arrival(a.at - start, a.input_tokens, a.output_tokens, a.block_ids) for a in arrivals]
+
+
+def _format_of(first: str) -> Format:
+    if first.replace(" ", "") == AZURE_HEADER:
+        return "azure"
+    if first.startswith("{"):
+        return "mooncake"
+    raise TraceError(f"line 1: is neither the header {AZURE_HEADER} nor a JSON object")
 
 
 def replay(

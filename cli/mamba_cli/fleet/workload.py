@@ -9,13 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Literal
 
 from mamba_cli.bench.trace_units import TraceUnits
-from mamba_cli.bench.traces import MOONCAKE, Arrival, TraceError, parse
+from mamba_cli.bench.traces import MOONCAKE, Arrival, Format, parse
 from mamba_cli.fleet.prompt_blocks import numbered, usable
 
-Format = Literal["mooncake", "azure"]
 SPREAD = 10.0
 """Largest delay in seconds of a request of an added user."""
 PLAIN_BLOCK = 256
@@ -56,11 +54,8 @@ def read(path: Path, expected: Format | None = None, units: TraceUnits = MOONCAK
         OSError: The file cannot be read.
     """
     with path.open(encoding="utf-8") as lines:
-        arrivals = parse(lines, units)
+        arrivals = parse(lines, units, expected)
     identity = any(arrival.block_ids for arrival in arrivals)
-    actual: Format = "mooncake" if identity else "azure"
-    if expected is not None and expected != actual:
-        raise TraceError(f"its format is {actual}, not {expected}: use --format {actual}")
     if identity:
         block, played = units.block, numbered(usable(arrivals, units.block), units.block)
     else:

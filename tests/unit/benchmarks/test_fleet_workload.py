@@ -80,6 +80,11 @@ def test_a_trace_of_another_format_than_said_is_refused(tmp_path: Path) -> None:
     assert not read(path, "azure").identity
     with pytest.raises(TraceError, match="--format azure"):
         read(path, "mooncake")
+    # The form of the lines counts, not whether they tell which prompts share a prefix.
+    path.write_text('{"timestamp": 0, "input_length": 8, "output_length": 2}\n', encoding="utf-8")
+    assert not read(path, "mooncake").identity
+    with pytest.raises(TraceError, match="--format mooncake"):
+        read(path, "azure")
 
 
 def test_times_are_written_with_units() -> None:

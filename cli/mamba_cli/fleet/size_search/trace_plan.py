@@ -12,14 +12,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from mamba_api.errors import InvalidDuration
 from mamba_api.quantity import parse_duration
 from mamba_cli.bench.trace_units import TraceUnits
-from mamba_cli.bench.traces import TraceError
+from mamba_cli.bench.traces import Format, TraceError
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.fleet.size_search.chart import chart
 from mamba_cli.fleet.size_search.gpu import chosen
 from mamba_cli.fleet.size_search.sizing import SizingRequest, size
 from mamba_cli.fleet.size_search.sizing_view import SizingReport
 from mamba_cli.fleet.slo import Slo
-from mamba_cli.fleet.workload import Format, RequestStream, busiest, read
+from mamba_cli.fleet.workload import RequestStream, busiest, read
 from mamba_cli.local.plan_source import plan_source
 from mamba_cli.local.planning import PlanFlags, PlanOutcome
 from mamba_planner.constraints import Workload
