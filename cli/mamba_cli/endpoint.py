@@ -1,5 +1,6 @@
 """OpenAI-compatible endpoints: base URLs, authorization headers, and errors for failed requests."""
 
+import json
 import re
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,7 +11,6 @@ from mamba_cli.errors import CliError, InvalidInput, RunFailed
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/v1)?/?")
-_NO_HTTP = 0
 
 
 def base_url(text: str) -> str:
@@ -65,14 +65,16 @@ async def first_model(session: aiohttp.ClientSession, url: str, api_key: str | N
     """Return the first model that the endpoint lists. Raises `RunFailed`, `InvalidInput`."""
     try:
         async with session.get(f"{url}/v1/models", headers=headers(api_key)) as answer:
-            status, body = answer.status, await answer.json(content_type=None)
-    except ValueError:
-        status, body = _NO_HTTP, None
+            status, text = answer.status, await answer.text(errors="replace")
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         raise unreachable(url, error) from error
-    if status != 200:
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        body = None
+    if status != 200 or not isinstance(body, dict):
         raise refusal(url, status, body)
-    data = body.get("data") if isinstance(body, dict) else None
+    data = body.get("data")
     entries = data if isinstance(data, list) else []
     names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
     names = [name for name in names if isinstance(name, str)]

@@ -106,7 +106,7 @@ def write_file(text: str, path: Path) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise RunFailed(f"cannot write the report: {error}") from error
+        raise RunFailed(f"cannot write the file: {error}") from error
 
 
 async def _model(session: aiohttp.ClientSession, plan: LoadPlan) -> str:

@@ -249,7 +249,7 @@ def sweep(
     output: Output = "table",
     result: Result = None,
 ) -> None:
-    """Measure several loads one after the other, each with its own prompts, and draw them."""
+    """Measure several loads one after the other, each with its own prompts; --plot draws them."""
     options = dict(locals())
     import asyncio
     from random import Random

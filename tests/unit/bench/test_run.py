@@ -185,5 +185,5 @@ def test_a_report_is_written_as_json_for_people_and_programs(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("path", ["gone/r.json", "."])
 def test_a_report_that_cannot_be_written_is_a_failure(tmp_path: Path, path: str) -> None:
-    with pytest.raises(RunFailed, match="cannot write the report: "):
+    with pytest.raises(RunFailed, match="cannot write the file: "):
         write({}, tmp_path / path)

@@ -88,7 +88,7 @@ def test_a_report_that_cannot_be_written_is_shown_all_the_same(bench: Bench, url
     code, out, err = bench("serve", url, "--requests", "2", "--output", "json", "--result", "gone/r.json")
     assert code == 1
     assert json.loads(out)["requests"]["ok"] == 2
-    assert "error: cannot write the report: " in err
+    assert "error: cannot write the file: " in err
     assert "gone/r.json" in err
 
 

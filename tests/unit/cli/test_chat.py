@@ -38,6 +38,7 @@ class Endpoint:
     tail: bytes = b"data: [DONE]\n\n"
     status: int = 200
     models: tuple[str, ...] = ("m", "n")
+    page: tuple[int, bytes] | None = None
     held: Event | None = None
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
@@ -61,6 +62,8 @@ def make_handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             if not self.allowed():
                 self.refuse(401, "invalid_api_key")
+            elif endpoint.page is not None:
+                self.answer(*endpoint.page)
             else:
                 self.answer(200, {"data": [{"id": name} for name in endpoint.models]})
 
@@ -175,6 +178,9 @@ def test_a_key_is_asked_for_in_words_and_taken_from_the_environment(
         ({"tail": b'data: {"error": {"message": "lost"}}\n\n'}, 1, "broke off: lost"),
         ({"tail": b"data: no JSON\n\n"}, 1, "cannot be read"),
         ({"models": ()}, 1, "serves no model"),
+        ({"page": (502, b"<html>Bad gateway</html>")}, 1, "answered 502 and is not an OpenAI-compatible"),
+        ({"page": (200, b"<html>\xff</html>")}, 1, "answered 200 and is not an OpenAI-compatible"),
+        ({"page": (200, b"[]")}, 1, "answered 200 and is not an OpenAI-compatible"),
     ],
 )
 def test_what_goes_wrong_is_said_in_one_line(
