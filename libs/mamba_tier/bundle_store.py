@@ -55,8 +55,13 @@ class BundleStore:
         self._closed = False
         self._disk: DiskTier | None = None
         if settings.directory is not None:
-            self._disk = DiskTier(DiskFolder(settings.directory), shape, settings.disk_bytes)
-            self._counters.update(self._disk.scan())
+            folder = DiskFolder(settings.directory)
+            self._disk = DiskTier(folder, shape, settings.disk_bytes)
+            try:
+                self._counters.update(self._disk.scan())
+            except BaseException:
+                folder.close()
+                raise
             log.info(
                 "opened the disk tier", directory=str(settings.directory), records=len(self._disk.records),
                 used=binary_size(self._disk.used_bytes), budget=binary_size(settings.disk_bytes),

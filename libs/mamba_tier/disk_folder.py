@@ -83,24 +83,39 @@ class DiskFolder:
             os.replace(fresh, self._path / VERSION_FILE)
 
     def files(self) -> Iterator[StoredFile]:
-        """Yield all files, the least recently used first. Only their headers are read."""
+        """Yield all files, the least recently used first. Only their headers are read.
+
+        A file that cannot be read has no header. Raises DirectoryUnusable.
+        """
         entries = []
-        for entry in os.scandir(self._path):
-            match = _NAME.fullmatch(entry.name)
-            if match is not None:
-                entries.append((entry.stat().st_mtime_ns, int(match[2], 16), int(match[1], 16), entry.name))
+        try:
+            for entry in os.scandir(self._path):
+                match = _NAME.fullmatch(entry.name)
+                if match is not None:
+                    changed = entry.stat(follow_symlinks=False).st_mtime_ns
+                    entries.append((changed, int(match[2], 16), int(match[1], 16), entry.name))
+        except OSError as error:
+            raise DirectoryUnusable(
+                f"{self._path}: {error.strerror or error}; choose a directory that can be read"
+            ) from error
         entries.sort()
         self._numbers = count(1 + max((number for _, number, _, _ in entries), default=0))
         for _, _, key, name in entries:
-            descriptor = os.open(self._path / name, os.O_RDONLY)
             try:
-                header = read_header(descriptor)
-                size = os.fstat(descriptor).st_size
-            finally:
-                os.close(descriptor)
+                header, size = self._header_of(name)
+            except OSError:
+                header, size = None, 0
             if header is not None and (header[0].key != key or header[1] + header[0].payload_bytes != size):
                 header = None
             yield StoredFile(name, None if header is None else header[0], size)
+
+    def _header_of(self, name: str) -> tuple[tuple[Header, int] | None, int]:
+        """Return what `read_header` returns for a file, and the file's size. Raises OSError."""
+        descriptor = os.open(self._path / name, os.O_RDONLY)
+        try:
+            return read_header(descriptor), os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
 
     def write(self, key: int, buffers: Buffers, *, sync: bool) -> str:
         """Write a file and return its name. Raises OSError, and then removes the file if possible."""

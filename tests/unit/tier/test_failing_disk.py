@@ -25,6 +25,7 @@ from bundle_world import (
 )
 from mamba_tier.bundle_shape import StoreSettings
 from mamba_tier.bundle_store import BundleStore
+from mamba_tier.errors import DirectoryUnusable
 from mamba_tier.outcomes import PutOutcome, ReadOutcome, TierState
 
 
@@ -111,6 +112,40 @@ def test_an_error_of_a_read_switches_the_tier_off(tmp_path: Path, monkeypatch: p
     store = disk_store(tmp_path)
     assert resumed(store, tokens(40)) == 40
     store.close()
+
+
+def test_a_file_that_cannot_be_read_at_the_start_counts_as_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = disk_store(tmp_path)
+    stored(store, tokens(40))
+    store.close()
+    files = len(bundle_files(tmp_path))
+    with monkeypatch.context() as broken:
+        failing(broken, "open", errno.EIO)
+        store = disk_store(tmp_path)
+    assert store.status().counters["corrupt"] == files
+    assert store.lookup(tokens(40), "") is None
+    assert store.drain(PATIENCE)
+    assert bundle_files(tmp_path) == []
+    stored(store, tokens(40))
+    assert store.lookup(tokens(40), "") is not None
+    store.close()
+
+
+def test_a_directory_that_cannot_be_listed_is_refused_and_left_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_store(tmp_path).close()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "scandir", refuse)
+        with pytest.raises(DirectoryUnusable, match="choose a directory that can be read"):
+            disk_store(tmp_path)
+    disk_store(tmp_path).close()
 
 
 def test_a_failing_removal_switches_the_tier_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
