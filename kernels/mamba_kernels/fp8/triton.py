@@ -76,9 +76,9 @@ def norm_kernel(
     tl.store(numbers + row * WIDTH + part, tl.reshape(parts, [BLOCK]).to(tl.float8e4nv), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "weight_row", "left_groups", "right_groups"])
+@triton.jit(do_not_specialize=["rows", "weight_row", "groups"])
 def product_kernel(
-    left, left_scales, weight, right_scales, bias, out, rows, weight_row: tl.int64, left_groups, right_groups,
+    left, left_scales, weight, right_scales, bias, out, rows, weight_row: tl.int64, groups,
     WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, GROUPED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT_UNIT: tl.constexpr,
     DOT: tl.constexpr,
@@ -104,8 +104,8 @@ def product_kernel(
         part = tl.dot(a, tl.trans(b))
         if GROUPED:
             group = start // 128
-            of_rows = tl.load(left_scales + row * left_groups + group, mask=valid, other=0.0)
-            of_outputs = tl.load(right_scales + column * right_groups + group, mask=feature, other=0.0)
+            of_rows = tl.load(left_scales + row * groups + group, mask=valid, other=0.0)
+            of_outputs = tl.load(right_scales + column * groups + group, mask=feature, other=0.0)
             part = part * of_rows[:, None] * of_outputs[None, :]
         total += part
     if not GROUPED:
@@ -234,7 +234,9 @@ def product_call(
     tile = block_of(T, least=16, most=MOST_ROWS)
     prompt = tile == MOST_ROWS
     default = Launch(8 if prompt else 4, 3 if prompt else 4, {"N": 128 if prompt else 64, "K": GROUP})
-    launch = launch_for("fp8_product", device, f"m{tile} k{width} n{outputs}", default)
+    # The tile of a product with scales of groups must not reach across groups, so it is measured by itself.
+    shape = f"m{tile} k{width} n{outputs}{' groups' if groups > 1 else ''}"
+    launch = launch_for("fp8_product", device, shape, default)
     unit = 16 if matrix.numbers.stride(0) % 16 == 0 else 1
     return KernelCall(
         product_kernel,
@@ -242,7 +244,7 @@ def product_call(
         {
             "left": rows.numbers, "left_scales": rows.scales, "weight": matrix.numbers,
             "right_scales": matrix.scales, "bias": bias, "out": out, "rows": T,
-            "weight_row": matrix.numbers.stride(0) // unit, "left_groups": groups, "right_groups": groups,
+            "weight_row": matrix.numbers.stride(0) // unit, "groups": groups,
         },
         {
             "WIDTH": width, "OUTPUTS": outputs, "GROUPED": groups > 1, "BLOCK_M": tile,

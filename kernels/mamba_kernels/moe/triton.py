@@ -361,6 +361,18 @@ def _default_launch(x: torch.Tensor, weight: ExpertWeights, rows: int, blocks: E
     return default
 
 
+def _form_of(weight: ExpertWeights) -> str:
+    """Return what the name of a shape says of the weights, whose tiles are measured for each form.
+
+    The tile of a product with scales of groups must not reach across groups.
+    """
+    if isinstance(weight, FourBitMatrix):
+        return f" {weight.code}"
+    if isinstance(weight, Fp8Matrix):
+        return " fp8 groups" if weight.groups > 1 else " fp8"
+    return ""
+
+
 def _products(
     x: torch.Tensor,
     gate_up: ExpertWeights,
@@ -385,7 +397,7 @@ def _products(
         (project_kernel, down, f, d_out),
     ):
         first = kernel is expand_kernel
-        shape = f"m{rows} d{d} f{f} {x.dtype}{' fp8' if isinstance(weight, Fp8Matrix) else ''}"
+        shape = f"m{rows} d{d} f{f} {x.dtype}{_form_of(weight)}"
         default = _default_launch(x, weight, rows, blocks)
         launch = launch_for("moe_expand" if first else "moe_project", x.device, shape, default)
         arguments, of_weight = _weight_arguments(weight)
