@@ -9,7 +9,7 @@ from typing import Literal
 from mamba_planner.arithmetic import WeightsSize, head_parameters
 from mamba_planner.draft_models import draft_model_of
 from mamba_planner.errors import UnusableInput
-from mamba_planner.model_config import ModelConfig
+from mamba_planner.model_config import LayerKind, ModelConfig
 from mamba_settings.engine_settings import EngineSettings
 
 DeviceKind = Literal["cuda", "cpu"]
@@ -64,10 +64,9 @@ def head_bytes(model: ModelConfig, settings: EngineSettings) -> int:
     parameters = head_parameters(model)
     size = WeightsSize(0, parameters, parameters - norms)
     dtype = model.dtype if settings.dtype == "auto" else settings.dtype
-    if settings.quantization == "int4":
-        # The head has no matrix of the vocabulary, the one that int4 does not hold in four bits.
-        return size.loaded(replace(model, vocab_size=0), dtype, "int4")
-    return size.loaded(model, dtype, settings.quantization)
+    # The head has one layer and no matrix of the vocabulary, which int4 and fp8 leave out.
+    layers: tuple[LayerKind, ...] = ("attention", "mlp" if model.moe is None else "moe")
+    return size.loaded(replace(model, vocab_size=0, layers=layers), dtype, settings.quantization)
 
 
 def planned_model(

@@ -129,6 +129,15 @@ def test_the_plan_counts_the_head_its_layer_of_pages_and_its_memory_to_the_byte(
         matrices = sum(each.numel() for each in head.values() if each.dim() > 1)
         norms = sum(each.nbytes for each in head.values() if each.dim() == 1)
         assert quantized == -(-matrices * bytes_of_64 // 64) + norms
+    # Each output has a scale of four bytes; routers are not rounded, and have the type of the weights.
+    rounded = {
+        name: each for name, each in head.items() if each.dim() > 1 and not name.endswith("gate.weight")
+    }
+    scales = sum(4 * each.shape[0] for each in rounded.values())
+    elements = sum(each.numel() for each in rounded.values())
+    fp8 = head_bytes(config, settings.model_copy(update={"quantization": "fp8"}))
+    others = sum(each.nbytes for name, each in head.items() if name not in rounded)
+    assert fp8 == pytest.approx(elements + scales + others, rel=0.02)
     assert with_head.parameters - config.parameters == sum(each.numel() for each in head.values())
 
 
