@@ -266,11 +266,12 @@ class GenerationEndpoints:
         size = tokens * (1 + alternatives) * ENTRY_CHARS * copies
         limit = self._serving.settings.max_held_body_bytes
         if size > limit:
+            param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
             raise InvalidRequest(
-                f"logprobs: log-probabilities of {tokens} prompt tokens with {alternatives} alternatives, "
-                f"{copies} times, take about {size} bytes, and the limit is {limit}; ask for fewer of them, "
-                "or send several requests",
-                param="logprobs",
+                f"{param}: log-probabilities of {tokens} prompt tokens with {alternatives} alternatives"
+                f"{f', {copies} times,' if copies > 1 else ''} take about {size} bytes, and the limit is "
+                f"{limit}; ask for fewer of them, or send several requests",
+                param=param,
             )
         context.body_share.take(size)
 

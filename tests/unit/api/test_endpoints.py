@@ -367,16 +367,25 @@ async def test_the_engine_hears_of_priority_and_salt_and_of_no_trace_that_nobody
     await asked.leave().done()
 
 
-@pytest.mark.parametrize(("alternatives", "status"), [(20, 400), (0, 0)])
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"echo": True, "logprobs": 20}, 400, "logprobs"),
+        ({"prompt_logprobs": 20}, 400, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 0}, 0, None),
+    ],
+)
 async def test_scores_of_prompts_that_would_take_more_than_bodies_may_are_refused_before_the_engine_hears(
-    alternatives: int, status: int
+    fields: dict[str, Any], status: int, param: str | None
 ) -> None:
     api = Api(max_held_body_bytes=64 * 1024, max_body_bytes=32 * 1024)
-    asked = post(api, prompt=[[5] * 100] * 4, echo=True, logprobs=alternatives, n=2, max_tokens=1)
+    asked = post(api, prompt=[[5] * 100] * 4, n=2, max_tokens=1, **fields)
     await until(lambda: asked.status or api.engine.requests)
     assert asked.status == status
     assert len(api.engine.requests) == (0 if status else 4)
     await asked.leave().done()
+    if param is not None:
+        assert json.loads(asked.body)["error"]["param"] == param
 
 
 KEY = "k" * 20

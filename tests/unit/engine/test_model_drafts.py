@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mamba_server.cache import Tokens
+from mamba_server.cache.errors import LedgerViolation
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.draft_lanes import DraftLanes
 from mamba_server.engine.speculation.model_drafts import DraftPiece, ModelDrafts
@@ -129,3 +130,13 @@ def test_a_failure_gives_no_drafts_and_several_in_a_row_end_them(caplog: pytest.
         assert world.propose(each) == {}
     assert "failed 3 times in a row, at last with RuntimeError: out of memory" in world.ended
     assert "the draft model failed" in caplog.text
+
+
+def test_a_page_of_two_lanes_is_noticed() -> None:
+    world = World()
+    first, second = sequence("first", 10), sequence("second", 12)
+    world.propose(first, second)
+    lanes = {piece.sequence.request_id: piece for piece in (each.lane for each in world.pieces)}
+    lanes["second"].pages[0] = lanes["first"].pages[0]
+    with pytest.raises(LedgerViolation, match="99 of them different"):
+        world.lanes.check()

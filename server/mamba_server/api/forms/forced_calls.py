@@ -19,7 +19,7 @@ from mamba_text.tokenizer import Tokenizer
 from mamba_text.tool_calls import ToolCallFormat
 
 _DEFINITIONS = ("$defs", "definitions")
-_ANNOTATIONS = frozenset({"title", "description", "$schema", "examples", "default", "additionalProperties"})
+_NOT_CHECKED = frozenset({"title", "description", "$schema", "examples", "default", "additionalProperties"})
 """Keys that demand nothing of a call in tags, which has no arguments other than those of `properties`."""
 
 
@@ -143,7 +143,7 @@ def parameters_of(tool: Tool, limits: FormLimits) -> dict[str, Any]:
 
 def _tagged_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
     schema = parameters_of(tool, limits)
-    supported = {"type", "properties", "required", *_DEFINITIONS, *_ANNOTATIONS}
+    supported = {"type", "properties", "required", *_DEFINITIONS, *_NOT_CHECKED}
     if unsupported := sorted(set(schema) - supported):
         raise ValueError(
             f"{tool.name}: this model's tool calls do not support the key {unsupported[0]!r} in the schema "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mamba_server.cache import Ints
+from mamba_server.cache.errors import LedgerViolation
 from mamba_server.engine.sequences.sequence import Sequence
 
 
@@ -92,11 +93,16 @@ class DraftLanes:
         return np.array(places, np.int32), np.array(pages, np.int32)
 
     def check(self) -> None:
-        """Assert that each lane and page is free or held once; for tests and the admin call `ledger`."""
+        """Raise LedgerViolation unless each lane and page is free or held once."""
         lanes = [*self._free_lanes, *(lane.number for lane in self._held.values())]
         pages = [*self._free_pages, *(page for lane in self._held.values() for page in lane.pages)]
-        assert sorted(lanes) == list(range(self.lanes)), "lanes of the draft model"
-        assert sorted(pages) == list(range(1, self._all_pages + 1)), "pages of the draft model"
+        if sorted(lanes) != list(range(self.lanes)):
+            raise LedgerViolation(f"draft model: {sorted(lanes)} are free or held of {self.lanes} lanes")
+        if sorted(pages) != list(range(1, self._all_pages + 1)):
+            raise LedgerViolation(
+                f"draft model: of {self._all_pages} pages, {len(pages)} are free or held, {len(set(pages))} "
+                "of them different"
+            )
 
     def _has_room(self, pages: int, tokens: int) -> bool:
         if not self._has_pages:
