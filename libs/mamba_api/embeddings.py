@@ -31,11 +31,11 @@ class PooledTexts:
     names: Sequence[str]
     """Field of the body that each input comes from, by which an error names it."""
     most_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Number of first tokens that are read of an input, by its field; the others are read whole."""
+    """Number of tokens that are read from the beginning of an input, by its field; others are read whole."""
 
 
 class PooledRequest(Strict):
-    """Fields of a request for vectors that do not depend on what is done with the vectors."""
+    """Fields that all requests have whose texts become vectors: embeddings, rankings and scores."""
 
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Fields of other servers that would change the answer, with the values that change nothing."""
@@ -43,7 +43,7 @@ class PooledRequest(Strict):
     model: str | None = None
     """Name of the served model; defaults to the one that is served."""
     pooling: Pooling | None = None
-    """`mean`: the mean of all tokens; `last`: the last token. Defaults to what the server states."""
+    """`mean`: the mean of all tokens; `last`: the last token. Defaults to the setting of the server."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its special tokens, such as bos, to a text; defaults to true."""
     truncate_prompt_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
@@ -73,7 +73,7 @@ class EmbeddingsRequest(PooledRequest):
     encoding_format: Literal["float", "base64"] | None = None
     """`float`: numbers; `base64`: the bytes of float32 numbers, little-endian."""
     dimensions: int | None = Field(None, ge=1, le=2**16)
-    """Number of first dimensions to return, of a model that was trained for that."""
+    """Number of dimensions to return, from the first on; for models that were trained for shorter vectors."""
     normalize: bool | None = None
     """Whether the vector has the length 1; defaults to true."""
 
@@ -151,7 +151,7 @@ class TokenizeRequest(Strict):
     add_generation_prompt: bool | None = None
     """Whether the prompt of a chat ends with the opening of an answer; defaults to true."""
     continue_final_message: bool | None = None
-    """Whether the last message is continued."""
+    """Whether the prompt of a chat ends inside the last message, so that an answer would continue it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables for the chat template."""
     return_token_strs: bool | None = None

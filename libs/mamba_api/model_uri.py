@@ -63,7 +63,7 @@ class ModelUri:
 
     @property
     def pin(self) -> str | None:
-        """Commit to which a URI of `REMOTE` is pinned, in the form of `pinned`; None = the newest files."""
+        """Commit to which a URI of `REMOTE` is pinned, as `pinned` takes it; None = the newest files."""
         if self.scheme == "oci":
             tag = self.revision or ""
             return tag.removeprefix("sha256:") if tag.startswith("sha256:") else None

@@ -104,8 +104,9 @@ ENGINE_CONTAINER = "engine"
 GATEWAY_CONTAINER = "gateway"
 LOADER_CONTAINER = "loader"
 METRIC_DOWNLOADED = "mambaserve_download_fetched_bytes"
-"""Metric of a loader at HTTP_PORT, like the next one."""
+"""Metric of a loader at HTTP_PORT: bytes that were downloaded so far."""
 METRIC_TO_DOWNLOAD = "mambaserve_download_total_bytes"
+"""Metric of a loader at HTTP_PORT: bytes of the whole download."""
 
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
@@ -172,7 +173,7 @@ class Children:
 
     @property
     def candidate_pods(self) -> str:
-        """Beginning of the names of the candidate's pods. Names of other pods of engines do not begin so."""
+        """Beginning of the names of the candidate's pods; no other engine pod has a name that begins so."""
         return f"{self.candidate}-"[:POD_NAME_BASE]
 
     @property
@@ -251,7 +252,7 @@ class GatewayChildren:
 
     @property
     def gateway(self) -> str:
-        """Name of the Deployment, Service, account, its role, disruption budget and HTTPRoute."""
+        """Name of the Deployment, Service, ServiceAccount and its Role, disruption budget and HTTPRoute."""
         return self.owner
 
     @property
@@ -300,8 +301,8 @@ def selector(owner: str, component: Component) -> dict[str, str]:
 def engine_selector(owner: str, role: Role) -> dict[str, str]:
     """Return the labels that select the engine pods of one role.
 
-    The labels of the unified role are the labels of all engines: a Deployment's selector never changes, and a
-    Deployment also tells its pods by their template.
+    The labels of the unified role also select the engines of all other roles: a Deployment's selector can
+    never be changed. Each Deployment still recognizes its own pods by the hash of their template.
     """
     return {**selector(owner, "engine"), **({} if role == "unified" else {LABEL_ROLE: role})}
 

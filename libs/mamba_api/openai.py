@@ -246,8 +246,8 @@ class ChatCompletionRequest(GenerationRequest):
     """Variable of the same name for the chat template; it has no effect on a template that does not use
     it."""
     thinking_token_budget: int | None = Field(None, ge=0, le=2**31 - 1)
-    """Most tokens of the reasoning: behind them it is ended, and the model goes on with its answer. A model
-    that does not reason keeps to every budget."""
+    """Maximum number of tokens of the reasoning, which is ended there; the model goes on with its answer. The
+    budget has no effect on a model that does not reason."""
     reasoning: ReasoningControl | None = None
     """Budget and effort of the reasoning in one object."""
     add_generation_prompt: bool | None = None
@@ -271,7 +271,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def thought_tokens(self) -> int | None:
-        """Most tokens of the reasoning; None = no limit."""
+        """Maximum number of tokens of the reasoning; None = no limit."""
         if self.thinking_token_budget is not None:
             return self.thinking_token_budget
         return None if self.reasoning is None else self.reasoning.max_tokens
@@ -294,7 +294,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The same tools in the form of chat templates."""
+        """Tools of `callable_tools` in the form that chat templates take."""
         return [tool.in_templates() for tool in self.callable_tools]
 
     @property
@@ -356,7 +356,7 @@ class ChatCompletionRequest(GenerationRequest):
             )
             for name, one, other in pairs:
                 if one is not None and other is not None and one != other:
-                    raise ValueError(f"reasoning: says another thing than {name}; send one of them")
+                    raise ValueError(f"reasoning: contradicts {name}; send only one of them")
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("add_generation_prompt: must be false together with 'continue_final_message'")
         return self

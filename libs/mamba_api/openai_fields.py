@@ -62,7 +62,7 @@ empty values never change anything, except for `GUIDES`."""
 NOT_SUPPORTED_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
     "echo": (), "suffix": (), "best_of": (1,), "add_special_tokens": (),
 }  # fmt: skip
-"""The same for fields that only chats refuse."""
+"""Further fields that chats refuse, in the form of `NOT_SUPPORTED`."""
 
 
 IGNORED = frozenset(
@@ -115,7 +115,7 @@ class ReasoningControl(Strict):
     """Controls whether, and how long, the model reasons before it answers."""
 
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
-    """Most tokens of the reasoning, as `thinking_token_budget`."""
+    """Same meaning as `thinking_token_budget`."""
     effort: Effort | None = None
     """Same meaning as `reasoning_effort`."""
     enabled: bool | None = None
@@ -193,7 +193,7 @@ class CacheControl(Strict):
     type: Literal["ephemeral"]
     """Always `ephemeral`: the prefix stays for a time."""
     ttl: Literal["5m", "1h"] = "5m"
-    """Time for which it stays."""
+    """Time for which the prefix stays."""
 
     @property
     def seconds(self) -> float:
@@ -211,7 +211,7 @@ class ContentPart(Strict):
     refusal: str | None = None
     """The text of a refusal."""
     cache_control: CacheControl | None = None
-    """Keeps the prefix that ends with the message cached; on its last part only."""
+    """Keeps the prefix that ends with the message cached; allowed on the last part of the message only."""
 
     @model_validator(mode="after")
     def _text_only(self) -> "ContentPart":
@@ -247,7 +247,7 @@ class ChatMessage(Strict):
 
     @property
     def pin_seconds(self) -> float:
-        """Time for which the prefix that ends with this message is to stay, in seconds; 0 = as any other."""
+        """Seconds for which the prefix that ends with this message has to stay; 0 = it is not pinned."""
         parts = self.content if isinstance(self.content, list) else []
         controls = [self.cache_control, *(part.cache_control for part in parts)]
         return max((control.seconds for control in controls if control is not None), default=0.0)

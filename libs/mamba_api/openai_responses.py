@@ -48,7 +48,7 @@ class EngineCost(_Answer):
     saved_cost: float | None = None
     """Price of the saved seconds of the device; present where the gateway has prices."""
     currency: str | None = None
-    """Currency of both."""
+    """Currency of both costs."""
 
 
 class Usage(_Answer):
@@ -59,7 +59,7 @@ class Usage(_Answer):
     completion_tokens: int
     """Generated tokens."""
     total_tokens: int
-    """Sum of the two."""
+    """Sum of `prompt_tokens` and `completion_tokens`."""
     prompt_tokens_details: PromptTokensDetails
     """Origin of the prompt tokens; always present."""
     completion_tokens_details: CompletionTokensDetails | None = None
@@ -81,14 +81,14 @@ class ExplainedPrompt(_Answer):
     """How many tokens one prompt resumed, and why no more."""
 
     prompt: int
-    """Number of the prompt in the request."""
+    """Position of the prompt in the request, from 0."""
     prompt_tokens: int
     """Tokens of the prompt."""
     resumed_tokens: int
     """Tokens resumed from a checkpoint instead of computed."""
     common_tokens: int
-    """Tokens in common with the cached prompt that has the most of them; whole pages only, where the next
-    cached tokens belong to another API key."""
+    """Number of first tokens that the prompt shares with the cached prompt nearest to it; only those of whole
+    pages where the next cached tokens belong to another API key."""
     reason: Literal[
         "resumed_all", "too_short", "new_text", "parted", "nothing_cached", "caching_off", "being_computed",
         "no_checkpoint", "checkpoint_too_deep", "checkpoint_evicted", "flushed", "quarantined",
@@ -98,13 +98,13 @@ class ExplainedPrompt(_Answer):
     explanation: str
     """The reason in words."""
     shared_text: str | None
-    """End of the text that both prompts begin with; null where it says nothing about the reason."""
+    """End of the text that the prompt and the cached prompt begin with; null where it explains nothing."""
     prompt_text: str | None
-    """Text of the prompt behind that, at most 40 characters."""
+    """Text of the prompt behind `shared_text`, at most 40 characters."""
     cached_text: str | None
-    """Text of the cached prompt there; null if it ends there, or belongs to another API key."""
+    """Text of the cached prompt behind `shared_text`; null if it ends there or belongs to another API key."""
     other_engine: OtherEngine | None
-    """Engine that had more, of the reason `other_engine`."""
+    """Engine that could have resumed more, with the reason `other_engine`."""
 
 
 class Explanations(_Answer):
@@ -375,10 +375,10 @@ class ModelList(_Answer):
 
 
 class TransferStatus(_Answer):
-    """Server of an engine from which other engines fetch states."""
+    """Transfer server of an engine, from which other engines fetch states."""
 
     address: str
-    """Address of its transfer server."""
+    """Address of the transfer server: IP:PORT."""
     incarnation: str
     """Random name of the engine process, which changes with every start."""
     role: Literal["unified", "prefill", "decode"]
@@ -401,6 +401,6 @@ class Readiness(_Answer):
     total: int | None = None
     """All units of the stage."""
     transfer: TransferStatus | None = None
-    """Endpoint for states that move between engines; null where the engine moves none."""
+    """Transfer server of the engine; null where the engine moves no states."""
     models_revision: int | None = None
     """Number that changes whenever the list of models does; null where it never changes."""

@@ -42,7 +42,7 @@ class Comparison:
     firsts: Sequence[str]
     seconds: Sequence[str]
     most_tokens: int | None = None
-    """Number of first tokens that are read of each second text; None = all."""
+    """Number of tokens that are read from the beginning of each second text; None = all."""
 
     @property
     def texts(self) -> PooledTexts:
@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """The places of both texts of each pair among `texts`; a single first text is in every pair."""
+        """Positions in `texts` of the two texts of each pair; a single first text is in every pair."""
         firsts = {text: place for place, text in enumerate(dict.fromkeys(self.firsts))}
         seconds = {text: place for place, text in enumerate(dict.fromkeys(self.seconds), len(firsts))}
         lefts = self.firsts if len(self.firsts) > 1 else list(self.firsts) * len(self.seconds)
@@ -91,7 +91,7 @@ class RerankRequest(PooledRequest):
     return_documents: bool | None = None
     """Whether the results repeat the texts of the documents; defaults to false."""
     max_tokens_per_doc: int | None = Field(None, ge=1, le=2**31 - 1)
-    """Number of first tokens of each document to read; defaults to all."""
+    """Number of tokens to read from the beginning of each document; defaults to all."""
 
     @model_validator(mode="after")
     def _countable(self) -> "RerankRequest":
@@ -137,7 +137,7 @@ class ScoreRequest(PooledRequest):
 
     @property
     def comparison(self) -> Comparison:
-        """The pairs."""
+        """Pairs of texts that are scored."""
         names = ("text_1", "text_2") if self.text_1 is not None else ("queries", "documents")
         firsts, seconds = (
             [texts] if isinstance(texts := getattr(self, name), str) else texts for name in names
@@ -198,4 +198,5 @@ class ScoreResponse(Strict):
     usage: EmbeddingsUsage
     """Tokens of the request."""
     mambaserve: Explanations | None = None
-    """Explanations of what was resumed, with `X-Mambaserve-Explain: 1`: of first texts, then of second."""
+    """Explanations of what was resumed, with `X-Mambaserve-Explain: 1`: of the first texts,
+    then of the second ones."""

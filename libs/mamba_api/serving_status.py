@@ -28,7 +28,7 @@ class RequestStatus(_Part):
     miss_cause: str = ""
     """Why the sequence resumed less than it could have; empty if it did not."""
     preemptions: int = 0
-    """Number of times it was preempted."""
+    """Number of times that the sequence was preempted."""
 
 
 class QuarantineStatus(_Part):
@@ -39,15 +39,15 @@ class QuarantineStatus(_Part):
     depth: int
     """Tokens of the checkpoint; 0 if the answer itself was computed wrongly."""
     origin: str
-    """Place at which the checkpoint was before: device, tier, peer, hand_over or session."""
+    """Where the checkpoint came from: device, tier, peer, hand_over or session."""
     place: str = ""
-    """The other engine, or the tier, that it came from."""
+    """The other engine, or the tier, that the checkpoint came from."""
     step: int | None = None
-    """Step of the engine that wrote it."""
+    """Number of the engine's step that wrote the checkpoint."""
     ancestors: list[int] = Field(default_factory=list)
-    """Depths of the checkpoints that it was computed from, the deepest first."""
+    """Depths of the checkpoints that the checkpoint was computed from, the deepest first."""
     checkpoints: int = 0
-    """Number of checkpoints that were withdrawn with it."""
+    """Number of checkpoints that were withdrawn together with this one."""
     accepted_drafts: int = 0
     """Tokens of the answer that were drafted."""
 

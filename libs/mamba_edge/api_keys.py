@@ -23,7 +23,7 @@ GRACE_SECONDS = 1.0
 
 
 class KeyFileError(ValueError):
-    """The file cannot be read or holds no key; the message names option and file."""
+    """A file of keys that is unreadable, empty or has an invalid name; the message names option and file."""
 
 
 def _digest(key: bytes) -> bytes:
@@ -78,13 +78,13 @@ class KeyFile:
 
     @property
     def first(self) -> bytes:
-        """Return the key that this process sends to servers that need one; empty if there is none."""
+        """First key of the file, which this process sends to servers that need one; empty without keys."""
         self._refresh()
         return self._keys[0] if self._keys else b""
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the names of all accepted keys."""
+        """Names of all accepted keys."""
         self._refresh()
         return frozenset(self._names)
 

@@ -19,7 +19,7 @@ class ErrorForm:
     """Writes errors as OpenAI's API does; the base of the forms of other APIs."""
 
     id_header: bytes | None = None
-    """Further header of answers with the identifier of the request."""
+    """Name of a further header of answers with the identifier of the request; None = no further header."""
 
     def envelope(self, error: ApiError, request_id: str) -> bytes:
         """Return the body of the answer for an error."""
@@ -58,7 +58,7 @@ class MessagesErrorForm(ErrorForm):
         return msgspec.json.encode({"type": "error", "error": described, "request_id": request_id})
 
     def event(self, error: ApiError, request_id: str) -> bytes:
-        """Return the event that ends a stream."""
+        """Return the event that ends a stream whose status was sent already."""
         return b"event: error\ndata: " + self.envelope(error, request_id) + b"\n\n"
 
     def event_of(self, envelope: dict[str, Any]) -> bytes:
@@ -70,7 +70,7 @@ class ResponsesErrorForm(ErrorForm):
     """Writes errors as the Responses API does: OpenAI's envelope, and an event of its own in a stream."""
 
     def event(self, error: ApiError, request_id: str) -> bytes:
-        """Return the event that ends a stream."""
+        """Return the event that ends a stream whose status was sent already."""
         envelope: dict[str, Any] = msgspec.json.decode(error.envelope())
         return self.event_of(envelope)
 

@@ -137,7 +137,7 @@ class UnsupportedMediaType(ApiError):
 
 
 class TooManyRequests(ApiError):
-    """A request that arrived while enough requests were waiting."""
+    """A request beyond a limit, such as that of waiting requests; it may succeed later."""
 
     status, kind, code, retry_after = 429, "rate_limit_error", "rate_limit_exceeded", 1.0
 

@@ -33,7 +33,8 @@ def freeze() -> None:
 def trim() -> None:
     """Return free pages in the middle of the heap to the system; the allocator itself only returns its end.
 
-    Otherwise the process would keep the size that a burst of requests caused. Without glibc nothing happens.
+    Otherwise the process would keep the size that it reached in a burst of requests. Without glibc, nothing
+    happens.
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -23,7 +23,7 @@ _FOLDER = Path(str(importlib.resources.files("mamba_edge"))) / "ui"
 
 
 def add_status_page(app: FastAPI) -> None:
-    """Serve the page and its files, and lead to it from the address of a user who only knows the host."""
+    """Serve the page and its files, and redirect `/` to the page for users who know only the host."""
 
     async def bare_address() -> Response:
         return redirect("ui")

@@ -23,7 +23,10 @@ _POLICY = (
 
 
 def page_headers(*, inline_styles: bool = False) -> dict[str, str]:
-    """Return the headers of a page and its files; `inline_styles`: its scripts write styles into elements."""
+    """Return the headers of a page and its files.
+
+    `inline_styles` says whether scripts of the page write styles into its elements.
+    """
     return {
         "content-security-policy": _POLICY.format(styles="'self'" + " 'unsafe-inline'" * inline_styles),
         "referrer-policy": "no-referrer",
@@ -39,10 +42,10 @@ def add_web_page(
 
     Args:
         app: the application.
-        path: such as `/ui`; the address with a slash at its end leads to it.
+        path: path of the page, such as `/ui`; a request with a slash at the end is redirected to it.
         page: the HTML file.
         files: the files below `path`, by name.
-        inline_styles: the scripts of the page write styles into its elements.
+        inline_styles: whether scripts of the page write styles into its elements.
     """
     headers = page_headers(inline_styles=inline_styles)
 

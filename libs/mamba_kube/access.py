@@ -45,7 +45,7 @@ def _is_file(path: str) -> bool:
 
 
 def _default_files() -> list[str]:
-    """Return the files in KUBECONFIG, else the file in the home directory."""
+    """Return the paths of the kubeconfigs in KUBECONFIG, else of the one in the home directory."""
     return [path for path in kube_config.KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep) if path]
 
 

@@ -1,7 +1,7 @@
 """One request to the API server, with the client's authentication, TLS and connections.
 
-It bypasses the client's typed methods: their modules take seconds of CPU to load (the one for pods 1.6), and
-typed models are strict on reads. Bodies stay plain decoded JSON. Used by operator and gateway.
+The client's typed methods are not used: their modules take seconds of CPU to load (the module for pods alone
+1.6 s), and typed models are strict on reads. Bodies stay plain decoded JSON. Used by operator and gateway.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ NO_ANSWER = (aiohttp.ClientError, ApiException, ssl.SSLError, OSError)
 
 
 class ApiServer:
-    """A connection pool, safe to share between tasks. Requests end after `timeout` seconds."""
+    """A pool of connections to the API server that tasks may share; requests end after `timeout` seconds."""
 
     def __init__(self, client: ApiClient, *, timeout: float = 30.0) -> None:
         self._client = client

@@ -28,5 +28,5 @@ class NoClusterAccess(ValueError):
 
 
 def short(error: Exception) -> str:
-    """Return one line of at most 300 characters for a log."""
+    """Return class and message of `error` as one line of at most 300 characters, for a log."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_LOG_LINE]

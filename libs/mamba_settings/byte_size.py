@@ -36,7 +36,7 @@ def exact_size(count: int) -> str:
 
 
 def read_size(text: str) -> int:
-    """Read `2Gi`, `2GiB` or `2 gi` as 2147483648: a Kubernetes quantity, also in the spelling of people.
+    """Return the bytes of a Kubernetes quantity, also as people spell one: `2Gi`, `2GiB` or `2 gi`.
 
     Raises InvalidQuantity, also for a text with another meaning in Kubernetes, such as `2m` (thousandths).
     """

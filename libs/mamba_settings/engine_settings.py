@@ -153,9 +153,9 @@ class SchedulerSettings(SettingsGroup):
 
     @property
     def step_time_asked(self) -> float | None:
-        """Return `step_time` as it acts; None = the device's default.
+        """Effective value of `step_time` in seconds; 0 = no limit, None = the device's default.
 
-        It is 0, no limit, if only chunked_prefill_tokens is set.
+        It is 0 if chunked_prefill_tokens is set and step_time is not.
         """
         if self.step_time is None and self.chunked_prefill_tokens is not None:
             return 0.0
@@ -374,8 +374,9 @@ class EngineSettings(
     def for_device(self, device: Literal["cuda", "cpu"]) -> Self:
         """Return the settings with a value of `speculation`; None is replaced by the default of the device.
 
-        On a CPU that is auto, which costs next to nothing where drafts fail. On a GPU it is off, as the steps
-        of captured graphs have no drafts.
+        The default on a CPU is auto, which costs next to nothing where drafts fail; with batch_invariant or a
+        number of state_replay it is off. The default on a GPU is off, as the steps of captured graphs have no
+        drafts.
         """
         if self.speculation is not None:
             return self

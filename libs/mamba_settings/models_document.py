@@ -45,12 +45,12 @@ class ModelEntry(_Part):
 
     @property
     def engine_name(self) -> str:
-        """Return the name under which the engines serve the model."""
+        """Name under which the engines serve the model."""
         return self.served_name or self.name
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the name and the aliases."""
+        """Name and aliases of the model."""
         return (self.name, *self.aliases)
 
 

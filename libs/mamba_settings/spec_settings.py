@@ -34,8 +34,8 @@ def engine_settings(
 ) -> EngineSettings:
     """Return the settings in the spec, including its defaults. Absent fields stay unset.
 
-    `spec.stateCache` is copied field by field under the same names. Where the disk cache is depends on where
-    the engine runs, so the caller adds it.
+    `spec.stateCache` is copied field by field under the same names. The directory of the disk cache depends
+    on where the engine runs, so the caller adds it.
 
     Args:
         deployment: the deployment; with disaggregation the deployment of one pool (`pool_deployments`).

@@ -1,8 +1,8 @@
 """Prometheus metrics for events of every request, which are counted when they are read.
 
 Counting one observation takes two locks and a search; a counter here takes no lock, and a histogram appends
-to a list. Pending observations are counted together, before each scrape and whenever there are many. Written
-and read on one thread.
+to a list. Pending observations are counted together, before each scrape and whenever there are many. One
+thread has to write and to read these metrics.
 """
 
 import collections
@@ -15,7 +15,7 @@ from prometheus_client.samples import Sample
 
 
 class GatheringCounter(Counter):
-    """A `Counter` for readers and registries that collects increments without a lock."""
+    """A counter that adds up increments without a lock. Registries and readers see an ordinary `Counter`."""
 
     def _metric_init(self) -> None:
         super()._metric_init()
@@ -39,7 +39,7 @@ MAX_PENDING = 1024
 
 
 class GatheringHistogram(Histogram):
-    """A `Histogram` for readers and registries that counts observations in batches."""
+    """A histogram that counts observations in batches. Registries and readers see an ordinary `Histogram`."""
 
     def _metric_init(self) -> None:
         super()._metric_init()

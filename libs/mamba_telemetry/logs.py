@@ -27,7 +27,7 @@ _context: ContextVar[dict[str, Any]] = ContextVar("log_context", default={})  # 
 MAX_TEMPLATES = 256
 """Maximum number of cached line templates: models are few, and names made up by clients are cut short."""
 FLUSH_SECONDS = 0.02
-"""Time that lines of requests wait for others to be written together with."""
+"""Seconds for which the line of a request waits, so that several lines are written together."""
 MAX_PENDING_LINES = 256
 """Maximum number of waiting lines."""
 
@@ -64,7 +64,7 @@ class _LineHandler(logging.StreamHandler[TextIO]):
             self.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line of another kind, after the pending ones."""
+        """Write a record that `gather` did not take, after the pending lines."""
         self._write()
         super().emit(record)
 

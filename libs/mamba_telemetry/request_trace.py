@@ -141,7 +141,10 @@ class RequestTrace:
         at: float = 0.0,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> SpanNote:
-        """Begin a span now or at a time, below the request's own span unless it has a parent."""
+        """Begin a span below `parent`; None = below the request's own span.
+
+        `at` is its beginning in seconds, by the clock of the trace; 0 = now.
+        """
         if not self.recording:
             return _NULL_NOTE
         if len(self.notes) >= MOST_SPANS:
@@ -164,14 +167,14 @@ class RequestTrace:
 
     @property
     def failed(self) -> bool:
-        """Whether any of its spans failed."""
+        """Whether any span of the request failed."""
         return any(note.error for note in self.notes)
 
     def keep_reason(self, now: float) -> KeepReason:
         """Return why the spans are exported: sampled, failed or slow; "" = they are not.
 
-        `now` is the time in seconds, by the clock of the trace. A request without an answer is slow from then
-        on.
+        `now` is the time in seconds, by the clock of the trace. A request without an answer counts as slow
+        once `slow_after` seconds have passed since it began.
         """
         if not self.recording:
             return ""
@@ -183,13 +186,13 @@ class RequestTrace:
         return "slow" if 0 < self.slow_after < answered - self.root.begin else ""
 
     def exemplar(self) -> dict[str, str] | None:
-        """Return the exemplar of a measurement; None if its spans will not be sent."""
+        """Return the exemplar of a measurement of the request; None if its spans will not be exported."""
         if not self.recording or not self.keep_reason(self._clock()):
             return None
         return {"trace_id": format_trace_id(self.trace_id)}
 
     def traceparent(self, note: SpanNote | None = None) -> str:
-        """Return the header for work on behalf of `note` (default: the request's own span).
+        """Return the value of `traceparent` for work on behalf of `note` (default: the request's own span).
 
         The format is W3C, version 00; "" outside of any trace.
         """

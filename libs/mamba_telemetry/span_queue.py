@@ -103,7 +103,7 @@ class SpanQueue:
         self._exporter.shutdown()
 
     def _next(self) -> list[_QueuedTrace]:
-        """Return the next batch; empty at the end."""
+        """Wait for the next batch and return it; empty once the queue is closed and no trace is left."""
         with self._changed:
             self._wait(lambda: bool(self._traces) or self._closing)
             due = time.monotonic() + self._delay

@@ -27,7 +27,7 @@ class Tracing:
     """The traces of one process: it begins and ends those of its requests, and exports what is kept.
 
     Without a sampler and a queue it records nothing and passes on a caller's trace. `slow_after` is the
-    number of seconds to the first byte from which a trace is kept; 0 = none is for that.
+    number of seconds to the first byte from which a trace is kept; 0 = no trace is kept for being slow.
     """
 
     def __init__(
@@ -51,7 +51,10 @@ class Tracing:
         return None if self._queue is None else self._queue.counts
 
     def begin(self, name: str, headers: Mapping[str, str], *, at: float, record: bool = True) -> RequestTrace:
-        """Begin the trace of a request. `record` = False for one of no interest, such as a probe."""
+        """Begin the trace of a request with these `headers`; `at` is its arrival in seconds, by the clock.
+
+        With `record` False, as for a probe, the trace only passes on the caller's trace.
+        """
         if "traceparent" not in headers and (self._sampler is None or not record):
             return RequestTrace(name)
         context = _HEADERS.extract(headers, Context()) if "traceparent" in headers else Context()

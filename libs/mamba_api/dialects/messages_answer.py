@@ -12,17 +12,17 @@ class AnsweredBlock(Strict):
     type: Literal["text", "thinking", "tool_use"]
     """Kind of the block."""
     text: str | None = None
-    """The text, of a `text` block."""
+    """Text of a `text` block."""
     thinking: str | None = None
-    """The reasoning, of a `thinking` block."""
+    """Reasoning of a `thinking` block."""
     signature: str | None = None
     """Always empty: reasoning that comes back is not checked."""
     id: str | None = None
-    """Identifier of the call, of a `tool_use` block."""
+    """Identifier of the call in a `tool_use` block."""
     name: str | None = None
-    """Name of the tool."""
+    """Name of the tool in a `tool_use` block."""
     input: dict[str, Any] | None = None
-    """Arguments written by the model: validate them before use."""
+    """Arguments of the call, written by the model: validate them before use."""
 
 
 class MessagesUsage(Strict):
@@ -78,22 +78,22 @@ class MessagesEvent(Strict):
     ]  # fmt: skip
     """Kind of the event."""
     message: MessagesResponse | None = None
-    """The message without its blocks, of `message_start`."""
+    """The message without its blocks, in `message_start`."""
     index: int | None = None
-    """Position of the block, of events about a block."""
+    """Position of the block, in events about a block."""
     content_block: AnsweredBlock | None = None
-    """The empty block, of `content_block_start`."""
+    """The empty block, in `content_block_start`."""
     delta: dict[str, Any] | None = None
-    """Addition: `text_delta`, `thinking_delta` or `input_json_delta` of a block, `stop_reason` and
-    `stop_sequence` of the message."""
+    """Addition of the event: to a block a `text_delta`, `thinking_delta` or `input_json_delta`; to the
+    message `stop_reason` and `stop_sequence`."""
     usage: MessagesUsage | None = None
-    """Tokens of the request, of `message_delta`."""
+    """Tokens of the request, in `message_delta`."""
     mambaserve: Explanations | None = None
-    """Explanation of what was resumed, of `message_delta`, with `X-Mambaserve-Explain: 1`."""
+    """Explanation of what was resumed, in `message_delta` with `X-Mambaserve-Explain: 1`."""
     error: "MessagesError | None" = None
-    """Error that ended the stream, of `error`."""
+    """Error that ended the stream, in `error`."""
     request_id: str | None = None
-    """Identifier of the request, of `error`."""
+    """Identifier of the request, in `error`."""
 
 
 class TokenCount(Strict):

@@ -76,8 +76,8 @@ class MessageBlock(Strict):
     """A part of one message's content: a text, a call of a tool, its result, or earlier reasoning."""
 
     type: str
-    """`text`; of the user also `tool_result`; of the assistant also `tool_use`, `thinking` and
-    `redacted_thinking`, which is left out of the prompt."""
+    """`text`; in a message of the user also `tool_result`; in a message of the assistant also `tool_use`,
+    `thinking` and `redacted_thinking`, which is left out of the prompt."""
     text: str | None = None
     """The text, for the type `text`."""
     id: str | None = None
@@ -172,9 +172,9 @@ class ThinkingChoice(Strict):
     type: Literal["enabled", "disabled", "adaptive"]
     """`enabled` and `adaptive` switch the template's reasoning on, `disabled` switches it off."""
     budget_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
-    """Most tokens of the thoughts: behind them they are ended, and the model goes on with its answer."""
+    """Maximum number of tokens of the thoughts, which are ended there; the model goes on with its answer."""
     display: Literal["summarized"] | None = None
-    """Always the thoughts themselves; `omitted` is refused."""
+    """`summarized` is accepted, and the answer has the thoughts themselves; `omitted` is refused."""
 
     @model_validator(mode="after")
     def _budget_of_thoughts(self) -> "ThinkingChoice":

@@ -32,8 +32,8 @@ TEXT_FIELDS = {
 def chat_request(path: str, fields: Any) -> ChatCompletionRequest:
     """Return the chat request that means the same as the JSON body `fields` of a request to `path`.
 
-    `path` is any path of `RELAYED` except `COMPLETIONS`, whose prompt is no chat. Raises pydantic's
-    ValidationError.
+    `path` is `CHAT_COMPLETIONS`, `MESSAGES`, `COUNT_TOKENS` or `RESPONSES`. The body for any other path is
+    read as that of `CHAT_COMPLETIONS`. Raises pydantic's ValidationError.
     """
     if path == MESSAGES:
         return chat_of_messages(MessagesRequest.model_validate(fields))

@@ -14,9 +14,9 @@ class AnsweredPart(Strict):
     text: str
     """The text."""
     annotations: list[Any] | None = None
-    """Always empty, of `output_text`."""
+    """Always an empty list, in an `output_text`."""
     logprobs: list[Any] | None = None
-    """Always empty, of `output_text`."""
+    """Always an empty list, in an `output_text`."""
 
 
 class OutputItem(Strict):
@@ -33,11 +33,11 @@ class OutputItem(Strict):
     content: list[AnsweredPart] | None = None
     """Text of a `message`, or the thoughts of `reasoning`."""
     summary: list[Any] | None = None
-    """Always empty, of `reasoning`, whose thoughts are its content."""
+    """Always an empty list, in `reasoning`, whose thoughts are in `content`."""
     call_id: str | None = None
-    """Identifier of the call, which the item with the result repeats."""
+    """Identifier of the call in a `function_call`, which the item with the result repeats."""
     name: str | None = None
-    """Name of the function, of a `function_call`."""
+    """Name of the function, in a `function_call`."""
     arguments: str | None = None
     """Arguments as JSON text written by the model: validate them before use."""
 
@@ -68,7 +68,7 @@ class ResponsesUsage(Strict):
     output_tokens_details: OutputTokensDetails
     """Parts of the answer's tokens."""
     total_tokens: int
-    """Sum of both."""
+    """Sum of `input_tokens` and `output_tokens`."""
     engine_cost: EngineCost | None = None
     """Use of the engine; present with the header `X-Mambaserve-Cost: 1`."""
 
@@ -94,9 +94,9 @@ class ResponsesResponse(Strict):
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     """Whether the answer is complete; `incomplete` if `max_output_tokens` or the context ended it."""
     error: ResponseError | None
-    """Error that ended the answer, of the status `failed`."""
+    """Error that ended the answer, with the status `failed`."""
     incomplete_details: dict[str, str] | None
-    """`{"reason": "max_output_tokens"}`, of the status `incomplete`."""
+    """`{"reason": "max_output_tokens"}`, with the status `incomplete`."""
     model: str
     """Name of the served model."""
     output: list[OutputItem]
@@ -121,13 +121,13 @@ class ResponsesEvent(Strict):
     sequence_number: int | None = None
     """Position of the event in the stream; absent from an `error` that a gateway adds."""
     response: ResponsesResponse | None = None
-    """The answer so far, of `response.created`, `in_progress`, `completed`, `incomplete` and `failed`."""
+    """The answer so far, in `response.created`, `in_progress`, `completed`, `incomplete` and `failed`."""
     item: OutputItem | None = None
-    """The item, of `response.output_item.added` and `done`."""
+    """The item, in `response.output_item.added` and `done`."""
     part: AnsweredPart | None = None
-    """The part, of `response.content_part.added` and `done`."""
+    """The part, in `response.content_part.added` and `done`."""
     item_id: str | None = None
-    """Identifier of the item, of events about its parts."""
+    """Identifier of the item, in events about its parts."""
     output_index: int | None = None
     """Position of the item."""
     content_index: int | None = None

@@ -41,7 +41,7 @@ class ItemPart(Strict):
     """A part of the text of an item: of a message, a function's result, or reasoning."""
 
     type: str
-    """`input_text` or `output_text`; of reasoning `summary_text` or `reasoning_text`. Parts of other types,
+    """`input_text` or `output_text`; in reasoning `summary_text` or `reasoning_text`. Parts of other types,
     such as `input_image` and `input_file`, are refused."""
     text: str | None = None
     """The text."""
@@ -67,15 +67,15 @@ class InputItem(Strict):
     type: str = "message"
     """`message`, `function_call`, `function_call_output` or `reasoning`."""
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    """Role of the author, of a `message`."""
+    """Role of the author of a `message`."""
     content: str | Parts | None = None
     """Text of a `message`, or its parts; the thoughts of `reasoning`."""
     call_id: str | None = None
-    """Identifier of the call, of `function_call` and `function_call_output`."""
+    """Identifier of the call, in `function_call` and `function_call_output`."""
     name: str | None = None
-    """Name of the function, of a `function_call`."""
+    """Name of the function, in a `function_call`."""
     arguments: str | None = None
-    """Arguments as JSON text, of a `function_call`."""
+    """Arguments as JSON text, in a `function_call`."""
     output: str | Parts | None = None
     """Result of a `function_call_output`."""
     summary: Parts | None = None
@@ -177,7 +177,7 @@ class ReasoningOptions(Strict):
     effort: Effort | None = None
     """Variable `reasoning_effort` for the chat template."""
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
-    """Most tokens of the reasoning: behind them it is ended, and the model goes on with its answer."""
+    """Maximum number of tokens of the reasoning, which is ended there; the model goes on with its answer."""
     summary: str | None = None
     """Ignored: the answer has the reasoning itself."""
 
@@ -199,7 +199,9 @@ class ResponsesRequest(Strict):
     tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
     """Functions that the model may call; only for models whose chat template accepts tools."""
     tool_choice: ChoiceOrSelection | None = None
-    """`auto`: the model decides; `none`: it gets no tools; `required`: it calls at least one."""
+    """`auto`: the model decides; `none`: it gets no tools; `required`: it calls at least one tool; a
+    function: it calls this function once; allowed tools: it gets only these, and calls at least one of them
+    if the mode is `required`."""
     parallel_tool_calls: bool | None = None
     """`false`: only the first of several calls in an answer is returned."""
     text: TextOptions | None = None

@@ -116,7 +116,7 @@ ROUTES: Mapping[str, RouteDescription] = {
     RERANK_V2: RouteDescription(
         RerankRequest,
         RerankResponse,
-        "The same, at the path that Cohere's clients ask",
+        "Documents in the order of their likeness, at the path that Cohere's clients use",
         answer_summary="A score for each document, the highest first",
         other_name="RerankRequestV2",
     ),

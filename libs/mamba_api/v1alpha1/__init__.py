@@ -1,7 +1,7 @@
 """`serving.mambaserve.io/v1alpha1`: the MambaDeployment.
 
 Ordinary pydantic models: the CRD, the reference page, local mode, the CLI and the operator all read them.
-Defaults live here and nowhere else.
+Defaults live here and nowhere else. The MambaGateway of the same API is imported from `mamba_gateway`.
 """
 
 from mamba_api.choices import Strategy

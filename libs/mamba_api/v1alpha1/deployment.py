@@ -62,7 +62,7 @@ def _interval_of_pool(pool: str) -> Rule:
 
 
 def _quantization_of_pool(pool: str) -> Rule:
-    """Return the rule that engines of a pool with matrices of eight bits have no GPUs."""
+    """Return the rule that engines of a pool have no GPUs if `engine.quantization` is int8."""
     resources = f"self.disaggregation.{pool}.resources"
     return Rule(
         cel=f"self.engine.quantization != 'int8' || !has(self.disaggregation) || !has({resources}) || "
@@ -82,7 +82,7 @@ def _quantization_of_pool(pool: str) -> Rule:
 
 
 def _transport_of_pool(pool: str) -> Rule:
-    """Return the rule that engines of a pool with GPUs hand states over by sockets."""
+    """Return the rule that a pool whose engines have GPUs uses the transport Sockets."""
     own = f"self.disaggregation.{pool}.resources"
     return Rule(
         cel="!has(self.disaggregation) || self.disaggregation.transport == 'Sockets' || "

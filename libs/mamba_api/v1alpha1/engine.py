@@ -105,7 +105,10 @@ class ModelCache(ApiModel):
 
 
 def _needs_adapters(field: str, what: str) -> Rule:
-    """Return the rule that refuses `model.FIELD`, which is `what` of adapters, where no adapter can be."""
+    """Return the rule that refuses `model.FIELD` in a spec whose engines hold no adapters.
+
+    `what` names the field's value in the message: "the rank" of adapters.
+    """
     return Rule(
         cel=f"!has(self.{field}) || has(self.maxAdapters) || (has(self.adapters) && size(self.adapters) > 0)",
         message=(
@@ -285,7 +288,8 @@ class Model(ApiModel):
     def adapter_places(self) -> int | None:
         """Number of adapters that memory is reserved for; None without adapters.
 
-        A list that grows or shrinks keeps the default for a while, and with it the pods.
+        The default is a multiple of PLACES_STEP, so that most changes of the list leave it, and with it the
+        pods, as they are.
         """
         if self.max_adapters is not None or not self.adapters:
             return self.max_adapters

@@ -95,7 +95,7 @@ GATEWAY_REASONS: dict[GatewayReason, str] = {
     ),
     GatewayReason.NAMES_UNKNOWN: (
         "The spec names models that are none at this address, as default, in aliases, fallbacks or keys; the "
-        " message lists them. They count as absent until such a model appears."
+        "message lists them. They count as absent until such a model appears."
     ),
     GatewayReason.TOO_MANY_MODELS: (
         "The selector matches more MambaDeployments than one address serves; the message names those left "

@@ -51,7 +51,7 @@ Drafts = Annotated[
     Field(min_length=1, max_length=1030, json_schema_extra={"x-kubernetes-validations": [DRAFTS_RULE]}),
     AfterValidator(_check_drafts),
 ]
-"""Kind of drafts of `engine.speculation`."""
+"""Value of `engine.speculation`: a kind of drafts, or `draft=` and the URI of a second model."""
 
 
 class Adapter(ApiModel):

@@ -189,7 +189,7 @@ def publish(
     bodies: Mapping[str, type[BaseModel]] | None = None,
     examples: Mapping[str, Examples] | None = None,
 ) -> Callable[[str], str]:
-    """Serve `/openapi.json` and `/docs`, and HEAD for every GET. The caller adds all routes before.
+    """Serve `/openapi.json` and `/docs`, and HEAD for every GET. All routes have to be there already.
 
     The OpenAPI document is created at the first request for it, in a thread: this takes a quarter of a
     second, and few clients need the document.

@@ -111,7 +111,7 @@ def _ref_to(model: type[BaseModel]) -> Document:
 
 
 def _with_errors(document: Document) -> Document:
-    """Add the envelopes that error answers refer to, and return the schemas of `document`, in their order."""
+    """Add the envelopes that error answers refer to, and return the schemas of `document`, sorted by name."""
     schemas: Document = document.setdefault("components", {}).setdefault("schemas", {})
     contents = [
         content.get("schema")

@@ -88,9 +88,9 @@ def _union_message(errors: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _depth(error: Mapping[str, Any]) -> tuple[int, bool, int]:
-    """Return the sort key by which the error of the branch of a union that came furthest is the largest.
+    """Return a sort key, which is largest for the error of the union's branch that was read furthest.
 
-    That branch is the one that the client intended.
+    That branch is taken for the one that the client intended.
     """
     places = [part for part in error["loc"] if isinstance(part, int)]
     return len(error["loc"]), not error["type"].endswith("_type"), places[-1] if places else -1

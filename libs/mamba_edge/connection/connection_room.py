@@ -47,12 +47,12 @@ class ConnectionRoom:
 
     @property
     def busy(self) -> int:
-        """Return the number of connections with a request under way, other than a probe."""
+        """Number of connections with a request under way, other than a probe."""
         return len(self._open) - len(self._unread) - len(self._waiting)
 
     @property
     def places(self) -> int:
-        """Return how many connections may enter before the first bytes of the last ones have been read."""
+        """Number of connections that may still enter before the first bytes of the last ones are read."""
         return max(0, self._spare - len(self._unread))
 
     def enter(self, connection: Evictable) -> None:

@@ -1,8 +1,8 @@
 """The HTTP server of all processes: uvicorn, whose connections have limits (`limited_protocol`).
 
 uvloop accepts one connection in each iteration of its loop. When many clients connect at once, a probe would
-wait for as many iterations as connections came before it, each with the work of all others in it: so the
-server accepts more of its `AcceptQueue` in one iteration.
+wait for one iteration for each connection before it, and every iteration also does the work of all open
+connections. So the server accepts further connections from its `AcceptQueue` in the same iteration.
 """
 
 import asyncio
@@ -184,8 +184,8 @@ def _connections_allowed(connections: int, more_files: int = 0) -> int:
     """Raise the process's limit of open files, and return how many of `connections` fit below the limit.
 
     `more_files` is the number of files that the application opens. The result is at least `MIN_CONNECTIONS`.
-    The limit at the start of a process is often a thousand, and it may raise the limit far above that;
-    without a free file it could accept no connection at all.
+    The limit at the start of a process is often a thousand, and the process may raise it far above that.
+    Without a free file, the process could accept no connection at all.
     """
     files = connections + more_files + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -46,9 +46,9 @@ class _RequestRefused(Exception):
 class LimitedProtocol(HttpToolsProtocol):
     """One connection, which counts the bytes of a request's head as they arrive.
 
-    A timer runs while the client owes something: the end of a head from the first moment on, or the rest of a
-    body that was answered already. More bytes do not reset the timer. `read_body` limits the time of other
-    bodies.
+    A timer runs while the client owes something: the end of a head, from the first moment of the connection
+    on, or the rest of a body whose request was answered already. Further bytes do not reset the timer. The
+    time of all other bodies is limited by `read_body`.
     """
 
     _refusal: ApiError | None = None
@@ -218,7 +218,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _behind(self) -> bool:
-        """Return whether the next bytes follow a request that has arrived but is not answered yet."""
+        """Whether the next bytes follow a request that has arrived but is not answered yet."""
         if self._in_head or self._in_body:
             return False
         return self.cycle is not None and not self.cycle.response_complete

@@ -19,7 +19,7 @@ _NEWLINES = b"\r\n"
 
 
 class HoldingFlow(FlowControl):
-    """Stops reading from one connection while that holds many bytes that are not parsed yet."""
+    """Flow control of one connection, which also stops reading while many unparsed bytes are held."""
 
     full = False
 
@@ -30,12 +30,12 @@ class HoldingFlow(FlowControl):
 
 
 class HeldRequests:
-    """Keeps bytes that a connection has read and cannot parse yet, as an earlier request is not answered."""
+    """Bytes that a connection has read and cannot parse yet, because an earlier request is not answered."""
 
     def __init__(self, flow: HoldingFlow) -> None:
         self._flow = flow
         self.data = b""
-        """The bytes that are held, behind those before `_start`; empty = nothing is held."""
+        """Bytes that are held from the position `_start` on; empty = nothing is held."""
         self._start = 0
 
     def hold(self, data: bytes, start: int = 0) -> None:
@@ -74,7 +74,8 @@ def end_of_part(data: bytes, start: int, *, continued: bool) -> int:
 
 
 REQUESTS_PER_TURN = 8
-"""Requests that begin in one iteration, probes excluded. As many more may have waited for their turn."""
+"""Number of requests, without probes, that may begin in one iteration of the event loop. As many more that
+waited for their turn may begin in the same iteration."""
 
 
 class Continuing(Protocol):

@@ -76,7 +76,7 @@ async def send_json_pieces(send: Send, pieces: list[bytes], headers: RawHeaders 
 
 
 async def send_error(send: Send, error: ApiError, form: ErrorForm, request_id: str) -> None:
-    """Send the envelope of an error in the form of the path, with its status and headers."""
+    """Send the envelope of an error in the form `form`, with the status and the headers of the error."""
     await send_json(send, form.envelope(error, request_id), error.status, error.headers())
 
 
@@ -116,8 +116,8 @@ async def send_events(
 class DisconnectWatch:
     """A block in which `leave` is called if the client leaves. The body has to be read before the block.
 
-    Our server calls it. At another server a task waits for the message of `receive` that says so. `direct` is
-    the request's direct exchange; None at another server, where `receive` is asked.
+    `direct` is the request's direct exchange, through which our server calls `leave`. It is None at another
+    server; a task then waits for the message `http.disconnect` of `receive` and calls `leave`.
     """
 
     __slots__ = ("_direct", "_leave", "_receive", "_task")

@@ -11,9 +11,9 @@ LEAVE_SHARE = 0.5
 """Largest share of the drain timeout that may pass until no request arrives. The last request has the rest of
 the timeout to finish in."""
 LOOKS = 10
-"""Number of pieces into which the waiting time is divided, so that the loop handles its sockets between them.
-A loop that was held up, as where the processor is short, has not seen the requests that came in the meantime,
-while its timers are due all the same."""
+"""Number of equal parts of the waiting time, between which the event loop reads its sockets. A single timer
+would not do: on a busy processor the loop may run late, so that the timer is due before the loop has read the
+requests that arrived in the meantime."""
 
 
 class RequestArrivals:
@@ -34,6 +34,6 @@ class RequestArrivals:
         quiet, seen = 0, self._count
         while quiet < LOOKS:
             await asyncio.sleep(seconds / LOOKS)
-            # A piece in which something ended counts for nothing.
+            # -1: the part in which the last request arrives or ends does not count either.
             quiet = -1 if busy() or seen != self._count else quiet + 1
             seen = self._count

@@ -35,7 +35,7 @@ class BodyBudget:
 
     @property
     def room(self) -> float:
-        """Return the number of bytes that are left."""
+        """Number of bytes that are left; infinity without a limit."""
         return math.inf if self._limit is None else self._limit - self.held
 
     def check(self, size: int) -> None:
@@ -58,7 +58,7 @@ class BodyShare:
 
     @property
     def room(self) -> float:
-        """Return the number of bytes that the request may take now."""
+        """Number of bytes that the request may take now."""
         return self._budget.room
 
     def check(self, size: int) -> None:
@@ -136,8 +136,8 @@ async def read_body(
     """Read and return the whole body, at most `limit` bytes within `seconds`.
 
     A body that is too large is refused as soon as that is known. A client that still writes would lose the
-    answer if the connection were closed, so up to `discard` more bytes are read and dropped before; with 0
-    the server reads on and the connection stays usable.
+    answer if the connection were closed at once, so up to `discard` further bytes are read and dropped first.
+    With `discard` 0, the server reads on after the answer, and the connection stays usable.
 
     Args:
         headers: the request's headers.
@@ -146,8 +146,8 @@ async def read_body(
         seconds: longest time until the body is complete.
         discard: bytes of a refused body that are read and dropped at most.
         share: the share of the process's budget from which the bytes are taken.
-        direct: the request's direct exchange, where our server has one: bytes that arrived are not waited
-            for.
+        direct: the request's direct exchange, which returns a body that has arrived already without waiting;
+            None at a server that has none.
 
     Raises:
         BodyTooLarge: the body exceeds `limit`.
@@ -203,8 +203,8 @@ async def _all_parts(receive: Receive, limit: int, share: BodyShare, discard: in
 async def _refuse(refusal: ApiError, receive: Receive, discard: int, *, more: bool) -> None:
     """Prepare the refusal of a body. `more` says whether the client still writes.
 
-    With `discard` above 0 the connection is to close after the refusal, and up to so many bytes of what the
-    client writes are read and dropped before.
+    With `discard` above 0, the connection has to close after the refusal, and up to `discard` bytes that the
+    client still writes are read and dropped before that.
     """
     refusal.close = discard > 0
     if discard and more:

@@ -49,7 +49,7 @@ class RequestContext(msgspec.Struct, eq=False):
 
     @property
     def client(self) -> str:
-        """Return the name of the client, by which an engine shares its steps fairly; "" = unknown.
+        """Name of the client, by which an engine shares its steps fairly; "" = unknown.
 
         The name is that of the request's key. A request without a key, or with a gateway's key, may name its
         client in `CLIENT_HEADER`.

@@ -1,7 +1,8 @@
 """The entries of a history: kept responses and conversations, as bytes in a store. Pure.
 
-An entry is one line with the identifiers of the turns before it, or of the turns of a conversation, and
-behind the line the JSON of what it holds. A store reads the line alone.
+The first line of an entry has identifiers: of the turns before a response, or of the turns of a conversation.
+A response that belongs to a conversation has none. The JSON of the `Turn` or of the `Conversation` follows.
+Stores read the first line alone.
 """
 
 import re
@@ -26,7 +27,7 @@ class HistoryStore(Protocol):
     async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
         """Return the entries with the identifiers `ids`, in that order; None in place of one that is missing.
 
-        An entry that is there is kept for its whole lifetime once more.
+        The lifetime of each entry that is returned begins anew.
         """
 
     async def save(self, client: str, id_: str, entry: bytes, conversation: str = "") -> bool:

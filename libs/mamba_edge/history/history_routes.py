@@ -47,7 +47,7 @@ LARGEST_BODY = 4 * 1024 * 1024
 """Largest body of these paths, in bytes."""
 Body = TypeVar("Body", bound=BaseModel)
 _ERRORS = UNAUTHORIZED | error_responses(
-    e404="There is none of this identifier, or it belongs to another key",
+    e404="Nothing with this identifier is kept, or it belongs to another key",
     e503="The store does not answer; see Retry-After",
 )
 _BODY_ERRORS = _ERRORS | error_responses(e400="The body is wrong; `param` names the field")
@@ -66,13 +66,13 @@ class HistoryEndpoints:
         return self._client_of(context_of(request.scope))
 
     async def response(self, id: str, request: Request, stream: bool = False) -> Response:  # noqa: A002 - the name in the path
-        """Return a kept response. Raises NotFound."""
+        """Return a kept response."""
         if stream:
             raise InvalidRequest("stream: a kept response is not streamed; leave it out", param="stream")
         return JsonResponse(await self._history.response(self._client(request), id))
 
     async def delete_response(self, id: str, request: Request) -> Response:  # noqa: A002
-        """Delete a kept response. No request can continue a conversation from a later turn of it any more."""
+        """Delete a kept response. No request can then continue it, a later turn or its conversation."""
         await self._history.delete(self._client(request), id, "resp_")
         return JsonResponse({"id": id, "object": "response", "deleted": True})
 
@@ -86,8 +86,8 @@ class HistoryEndpoints:
     ) -> Response:
         """Return one page of the items that came with the request of a response.
 
-        `limit` is the most items of the page, which begins behind the item `after`; None = with the first one
-        in `order`.
+        The page has at most `limit` items. It begins behind the item with the identifier `after`; without
+        `after`, it begins with the first item in `order`.
         """
         items = await self._history.input_items(self._client(request), id)
         return _page(with_identifiers(items, id), limit, order, after)
@@ -125,8 +125,8 @@ class HistoryEndpoints:
     ) -> Response:
         """Return one page of the items of a conversation.
 
-        `limit` is the most items of the page, which begins behind the item `after`; None = with the first one
-        in `order`.
+        The page has at most `limit` items. It begins behind the item with the identifier `after`; without
+        `after`, it begins with the first item in `order`.
         """
         items = await self._history.conversation_items(self._client(request), id)
         return _page(with_identifiers(items, id), limit, order, after)
@@ -144,9 +144,9 @@ class HistoryEndpoints:
 
 
 async def _read(request: Request, model: type[Body]) -> tuple[Body, dict[str, Any]]:
-    """Check the key of a request, and then read and validate its body. Raises ApiError.
+    """Read the body of a request, and return it as a validated `model` and as decoded JSON.
 
-    Return the body as `model` and as decoded JSON.
+    The guard of the route has checked the key before. Raises ApiError and ClientGone.
     """
     require_plain(request.headers.get("content-encoding"))
     context = context_of(request.scope)
@@ -162,9 +162,10 @@ async def _read(request: Request, model: type[Body]) -> tuple[Body, dict[str, An
 
 
 def _page(items: list[dict[str, Any]], limit: int, order: str, after: str | None) -> Response:
-    """Return the page of `items` that begins behind the item `after`.
+    """Return the page of at most `limit` items that begins behind the item with the identifier `after`.
 
-    Raises InvalidRequest if that is missing.
+    `items` are in ascending order, `order` is the order of the page. With `after` None, the page begins with
+    the first item. Raises InvalidRequest if no item has that identifier.
     """
     if order == "desc":
         items.reverse()
@@ -185,14 +186,14 @@ def _page(items: list[dict[str, Any]], limit: int, order: str, after: str | None
 
 
 def add_history_routes(app: FastAPI, endpoints: HistoryEndpoints, guard: KeyGuard) -> None:
-    """Add all paths to an application."""
+    """Add the routes of `endpoints` to an application; `guard` checks the key of each request."""
     get, post, delete = (["GET"], _ERRORS), (["POST"], _BODY_ERRORS), (["DELETE"], _ERRORS)
     listed = (["GET"], _ERRORS | BAD_QUERY)
     routes: list[tuple[str, Any, tuple[list[str], Responses], str, str, Any]] = [
         (RESPONSE, endpoints.response, listed, "response", "A kept response", ResponsesResponse),
         (RESPONSE, endpoints.delete_response, delete, "deleteResponse", "Delete a kept response", Deleted),
         (INPUT_ITEMS, endpoints.input_items, listed, "inputItems", "Input of a kept response", ItemList),
-        (CONVERSATIONS, endpoints.create, post, "createConversation", "Begin one", ConversationAnswer),
+        (CONVERSATIONS, endpoints.create, post, "createConversation", "New conversation", ConversationAnswer),
         (CONVERSATION, endpoints.conversation, get, "conversation", "A conversation", ConversationAnswer),
         (CONVERSATION, endpoints.change, post, "changeConversation", "Change metadata", ConversationAnswer),
         (CONVERSATION, endpoints.delete_conversation, delete, "deleteConversation", "Delete it", Deleted),

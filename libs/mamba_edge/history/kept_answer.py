@@ -1,7 +1,7 @@
-"""`KeptAnswer`: the client's side of an answer that is kept: the client has its end once the answer is kept.
+"""`KeptAnswer`: sends an answer to a client, and keeps its response before the client gets the answer's end.
 
-A request that follows at once, at whatever gateway, thus finds the response. Everything before the end passes
-as fast as without: by `begin` and `write`, where the client's side has them.
+A request that follows at once, at whatever gateway, thus finds the response. The parts before the end are not
+slowed down: they go through `begin` and `write`, where the client's side has these methods.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,10 @@ class KeptAnswer:
     """
 
     def __init__(self, send: Any, turn: OpenTurn, direct: Any = None) -> None:
-        """Send through `send`, and past its messages through `direct` (by default `send` itself)."""
+        """Send messages through `send`, and other parts through `direct` (None = `send` itself).
+
+        `begin` and `write` of `direct`, if it has them, send parts at once and without messages of ASGI.
+        """
         direct = send if direct is None else direct
         self._send, self._turn = send, turn
         self._begin, self._write = getattr(direct, "begin", None), getattr(direct, "write", None)
@@ -85,8 +88,8 @@ class KeptAnswer:
     def _read(self, part: bytes, *, ended: bool) -> bytes | None:
         """Add a part of the answer; return the JSON of the response once all of it has arrived, else None.
 
-        `ended` says that this is the last part. The result is None, too, if the last event of a stream is no
-        JSON.
+        `ended` says whether this is the last part. The result is also None if the last event of a stream
+        holds no response.
         """
         if not self._streamed:
             self._held += part

@@ -33,7 +33,7 @@ class MemoryHistory:
     async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
         """Return the entries with the identifiers `ids`, in that order; None in place of one that is missing.
 
-        An entry that is there is kept for its whole lifetime once more.
+        The lifetime of each entry that is returned begins anew.
         """
         self._expire()
         return [self._use((client, id_)) for id_ in ids]

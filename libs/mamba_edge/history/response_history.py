@@ -1,8 +1,8 @@
-"""`ResponseHistory`: the conversations that requests of the Responses API go on with.
+"""`ResponseHistory`: the conversations that requests of the Responses API continue.
 
-A request that names an earlier response, or a conversation, is turned into one that has the whole input, so
-that everything behind this module reads, routes and computes it like any other: each engine can answer.
-Engine and gateway use it, whichever of both is first to see the client.
+A request that names an earlier response, or a conversation, is turned into a request that has the whole
+input. Everything behind this module reads, routes and computes that request like any other, and each engine
+can answer it. The server that clients call uses this module: the gateway, or an engine without a gateway.
 """
 
 import time
@@ -70,9 +70,10 @@ class OpenTurn:
 
 
 class ResponseHistory:
-    """Keeps the responses and conversations of all clients of one server, if they ask for it.
+    """Keeps the responses and conversations of all clients of one server.
 
-    Requests may then go on with them by identifier.
+    Later requests may continue a kept response or conversation by its identifier. A response is kept unless
+    its request has `"store": false` and names no conversation.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class ResponseHistory:
         """Return the identifiers of all turns that come before a request, the first one first.
 
         `previous` is the response, and `conversation` the conversation, that the request continues; "" =
-        none. Raises InvalidRequest if that is not kept, or if too many turns would follow one another.
+        none. Raises InvalidRequest if the named one is not kept, or if the conversation has too many turns.
         """
         assert self._store is not None
         (entry,) = await self._store.load(client, [previous or conversation])
@@ -208,7 +209,10 @@ class ResponseHistory:
         return bytes(turn_of(await self._entry(client, id_, "resp_")).input)
 
     async def delete(self, client: str, id_: str, prefix: str) -> None:
-        """Delete a response or a conversation, by the prefix of its identifier. Raises NotFound."""
+        """Delete a response or a conversation. Raises NotFound.
+
+        `prefix` is what the identifiers of its kind begin with: `resp_` or `conv_`.
+        """
         store = self._enabled()
         if not _is_identifier(id_, prefix) or not await store.delete(client, id_):
             raise _unknown(id_, prefix)
@@ -216,7 +220,7 @@ class ResponseHistory:
     async def create_conversation(
         self, client: str, items: Sequence[bytes], metadata: dict[str, str]
     ) -> Conversation:
-        """Create a conversation that begins with these items, and return it."""
+        """Create a conversation that begins with these items, and return it. Raises InvalidRequest."""
         created = Conversation(f"conv_{uuid.uuid4().hex}", int(self._clock()), metadata)
         await self._save(client, created.id, entry_of((), created))
         if items:
@@ -228,14 +232,14 @@ class ResponseHistory:
         return conversation_of(await self._entry(client, id_, "conv_"))
 
     async def change_metadata(self, client: str, id_: str, metadata: dict[str, str]) -> Conversation:
-        """Replace the metadata of a conversation, and return it. Raises NotFound."""
+        """Replace the metadata of a conversation, and return it. Raises NotFound and InvalidRequest."""
         entry = await self._entry(client, id_, "conv_")
         changed = msgspec.structs.replace(conversation_of(entry), metadata=metadata)
         await self._save(client, id_, entry_of(ids_of(entry), changed))
         return changed
 
     async def add_items(self, client: str, id_: str, items: Sequence[bytes]) -> bytes:
-        """Add items to a conversation, and return the JSON of their list. Raises NotFound."""
+        """Add items to a conversation, and return their list as JSON. Raises NotFound and InvalidRequest."""
         await self._entry(client, id_, "conv_")
         added = joined_items(items)
         turn = entry_of((), Turn(msgspec.Raw(added)))
@@ -319,9 +323,10 @@ def _unknown(id_: str, prefix: str) -> NotFound:
 
 
 def _items(raw: bytes) -> list[bytes]:
-    """Return the items of a request's `input`, as lists without brackets: one of them may hold several items.
+    """Return the JSON of the items of a request's `input`, as at most one list without its brackets.
 
-    An input that is neither text nor a list is passed on, so that the validation of the request refuses it.
+    A text becomes a message of the user. An input that is neither text nor a list is passed on as it is, so
+    that the validation of the request refuses it.
     """
     raw = raw.strip()
     if raw[:1] == b'"':

@@ -1,8 +1,8 @@
 """`UsageSum` and `UsageFeed`: what requests have used, by day, API key and adapter, as engines report it.
 
 An engine counts for each day (UTC), key and adapter what was used since its process began. These numbers only
-grow, so a reader that keeps the newest ones of each process has counted everything once, however often it
-reads, and whoever else reads, too. Engines write feeds, gateways read them. Pure.
+grow, so a reader that keeps the newest numbers of each process has counted everything once, however often it
+reads and however many other readers there are. Engines write feeds, gateways read them. Pure.
 """
 
 import msgspec
@@ -10,8 +10,7 @@ import msgspec
 ANYONE = "anyone"
 """Name under which requests without an API key are counted."""
 OTHER = "other"
-"""Name under which all keys, or all adapters, are counted together that are too many to be counted one by
-one."""
+"""Name under which further keys, or adapters, are counted together once there are too many of them."""
 NANOSECONDS = 1_000_000_000
 
 
