@@ -31,6 +31,14 @@ local function put(id, entry)
   redis.call('ZADD', used, string.format('%.6f', now), id)
   redis.call('INCRBY', size, #entry + 200)
 end
+local function keep(id, entry)
+  put(id, entry)
+  while tonumber(redis.call('GET', size)) > budget do
+    local oldest = redis.call('ZRANGE', used, 0, 0)[1]
+    if not oldest or oldest == id then break end
+    drop(oldest)
+  end
+end
 local function prolong()
   for at = 1, 3 do redis.call('PEXPIRE', KEYS[at], math.ceil(life * 1000)) end
 end
@@ -62,12 +70,19 @@ if conversation ~= '' then
   if ids ~= '' then ids = ids .. ' ' end
   put(conversation, ids .. id .. string.sub(line, stop))
 end
-put(id, entry)
-while tonumber(redis.call('GET', size)) > budget do
-  local oldest = redis.call('ZRANGE', used, 0, 0)[1]
-  if not oldest or oldest == id then break end
-  drop(oldest)
-end
+keep(id, entry)
+prolong()
+return 1
+"""
+)
+_REPLACE = (
+    _COMMON
+    + """
+local entry = redis.call('HGET', values, ARGV[3])
+if not entry then return 0 end
+local changed = string.sub(entry, 1, string.find(entry, '\\n', 1, true)) .. ARGV[4]
+if #changed + 200 > budget then return 0 end
+keep(ARGV[3], changed)
 prolong()
 return 1
 """
@@ -93,7 +108,7 @@ class RedisHistory:
     async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
         """Return the entries with the identifiers `ids`, in that order; None in place of one that is missing.
 
-        An entry that is there is kept for its whole lifetime once more.
+        The lifetime of each entry that is returned begins anew.
         """
         entries: list[bytes | None] = await self._eval(_LOAD, client, *ids)
         return entries
@@ -105,6 +120,14 @@ class RedisHistory:
         exist.
         """
         return bool(await self._eval(_SAVE, client, id_, entry, conversation))
+
+    async def replace(self, client: str, id_: str, content: bytes) -> bool:
+        """Replace all of an entry but its first line, in one step; the entry's lifetime begins anew.
+
+        Return False, and change nothing, if there is no such entry, or if it would be larger than the budget
+        of a client.
+        """
+        return bool(await self._eval(_REPLACE, client, id_, content))
 
     async def delete(self, client: str, id_: str) -> bool:
         """Delete an entry; return whether there was one."""

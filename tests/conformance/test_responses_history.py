@@ -124,6 +124,37 @@ async def test_a_conversation_takes_up_every_turn_and_item() -> None:
             await turn(api, client, "four", input="e", conversation=conversation.id)
 
 
+async def test_a_deleted_response_leaves_its_items_in_its_conversation() -> None:
+    api = served()
+    async with client_of(api) as client:
+        conversation = await client.conversations.create()
+        first = await turn(api, client, "one", input="a", conversation=conversation.id)
+        await client.responses.delete(first.id)
+        for gone in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+            with pytest.raises(openai.NotFoundError):
+                await gone(first.id)
+        with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+            await turn(api, client, "two", input="b", previous_response_id=first.id)
+        second = await turn(api, client, "two", input="b", conversation=conversation.id)
+        assert prompts(api)[-1] == "user: a assistant: (hm)one user: b assistant: <think>"
+        await client.conversations.delete(conversation.id)
+        await client.responses.delete(second.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(second.id)
+
+
+async def test_a_conversation_that_is_deleted_leaves_no_items() -> None:
+    api = served()
+    async with client_of(api) as client:
+        conversation = await client.conversations.create(
+            items=[{"type": "message", "role": "developer", "content": "brief"}]
+        )
+        answer = await turn(api, client, "one", input="a", conversation=conversation.id)
+        await client.responses.delete(answer.id)
+        await client.conversations.delete(conversation.id)
+    assert api.serving.history._store.held == 0  # type: ignore[union-attr]
+
+
 async def test_what_one_key_keeps_no_other_key_finds(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("sk-a team-a\nsk-b team-b\nsk-c team-a\n")
     api = served(keys=KeyFile(tmp_path / "keys", "--api-key-file"))

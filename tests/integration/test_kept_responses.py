@@ -131,6 +131,29 @@ async def test_conversations_outlive_gateways_that_have_a_redis(redis_server: Re
 
 
 @pytest.mark.redis
+async def test_items_and_metadata_that_come_at_once_are_all_kept(
+    redis_server: RedisServer, keys: str
+) -> None:
+    shared = {"redis_url": redis_server.url, "prefix_index_scope": "ns/m", "api_key_file": keys}
+    async with engines(1) as (_, urls), gateway(*urls, **shared) as url, client(url) as connected:
+        conversation = await connected.conversations.create()
+
+        async def add(text: str) -> Any:
+            items: Any = [{"type": "message", "role": "user", "content": text}]
+            _, added = await asyncio.gather(
+                connected.conversations.update(conversation.id, metadata={"last": text}),
+                connected.conversations.items.create(conversation.id, items=items),
+            )
+            return added.data[0]
+
+        texts = [f"text {number}" for number in range(16)]
+        added = await asyncio.gather(*map(add, texts))
+        assert [item.content[0].text for item in added] == texts
+        listed = [item async for item in connected.conversations.items.list(conversation.id)]
+        assert sorted(item.id for item in listed) == sorted(item.id for item in added)
+
+
+@pytest.mark.redis
 async def test_without_its_redis_a_gateway_answers_what_needs_no_history(
     redis_server: RedisServer, keys: str
 ) -> None:

@@ -37,6 +37,13 @@ class HistoryStore(Protocol):
         does not exist.
         """
 
+    async def replace(self, client: str, id_: str, content: bytes) -> bool:
+        """Replace all of an entry but its first line, in one step; the entry's lifetime begins anew.
+
+        Return False, and change nothing, if there is no such entry, or if it would be larger than the budget
+        of a client.
+        """
+
     async def delete(self, client: str, id_: str) -> bool:
         """Delete an entry; return False if there is none."""
 
@@ -47,7 +54,15 @@ class Turn(msgspec.Struct):
     input: msgspec.Raw = EMPTY_LIST
     """JSON of the list of items that came with the request."""
     response: msgspec.Raw = NO_RESPONSE
-    """JSON of the response; null = the items were added without a request to a model."""
+    """JSON of the response; null = the items were added without a request to a model, or the response was
+    deleted."""
+    conversation: str = ""
+    """Identifier of the conversation that the response belongs to; "" = none."""
+
+    @property
+    def has_response(self) -> bool:
+        """Whether the turn has a response, beside items of its conversation."""
+        return bytes(self.response) != bytes(NO_RESPONSE)
 
 
 class Conversation(msgspec.Struct):
@@ -78,6 +93,11 @@ def ids_of(entry: bytes) -> list[str]:
     return entry.partition(b"\n")[0].decode().split()
 
 
+def with_content(entry: bytes, content: bytes) -> bytes:
+    """Return an entry with the same first line and with `content` behind it."""
+    return entry.partition(b"\n")[0] + b"\n" + content
+
+
 def with_id(entry: bytes, id_: str) -> bytes:
     """Return an entry with `id_` added at the end of its first line."""
     line, _, content = entry.partition(b"\n")
@@ -97,7 +117,7 @@ def conversation_of(entry: bytes) -> Conversation:
 def items_of(turn: Turn) -> list[bytes]:
     """Return the JSON of the items of a turn, as lists without their brackets; empty lists are left out."""
     lists = [bytes(turn.input)]
-    if bytes(turn.response) != bytes(NO_RESPONSE):
+    if turn.has_response:
         lists.append(bytes(_output(turn.response).output))
     return [inner for each in lists if (inner := each.strip()[1:-1].strip())]
 
@@ -107,14 +127,14 @@ def joined_items(parts: Sequence[bytes]) -> bytes:
     return b"[" + b",".join(parts) + b"]"
 
 
-def with_identifiers(items: bytes, owner: str) -> list[dict[str, Any]]:
+def with_identifiers(items: bytes, owner: str, first: int = 0) -> list[dict[str, Any]]:
     """Return the items of a JSON list as the API lists them: with an identifier each, and with text in parts.
 
     An item without an identifier gets one that is made of `owner`, the identifier of its response or
-    conversation.
+    conversation, and of its place there; `first` is the place of the first item.
     """
     listed: list[dict[str, Any]] = []
-    for place, item in enumerate(msgspec.json.decode(items, type=list[dict[str, Any]])):
+    for place, item in enumerate(msgspec.json.decode(items, type=list[dict[str, Any]]), first):
         kind = item.get("type") or "message"
         entry = {"id": f"item_{owner.partition('_')[2]}_{place}", "status": "completed", **item, "type": kind}
         if kind == "message" and isinstance(item.get("content"), str):

@@ -31,7 +31,7 @@ from mamba_edge.app.validation import translated
 from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.request_body import read_body, require_plain
 from mamba_edge.exchange.request_context import RequestContext, context_of
-from mamba_edge.history.entries import with_identifiers
+from mamba_edge.history.entries import joined_items, with_identifiers
 from mamba_edge.history.response_history import ResponseHistory
 
 RESPONSE, INPUT_ITEMS = "/v1/responses/{id}", "/v1/responses/{id}/input_items"
@@ -72,8 +72,11 @@ class HistoryEndpoints:
         return JsonResponse(await self._history.response(self._client(request), id))
 
     async def delete_response(self, id: str, request: Request) -> Response:  # noqa: A002
-        """Delete a kept response. No request can then continue it, a later turn or its conversation."""
-        await self._history.delete(self._client(request), id, "resp_")
+        """Delete a kept response. No request can then continue it, or a later turn of its chain.
+
+        Its items stay in the conversation that it belongs to, if any.
+        """
+        await self._history.delete_response(self._client(request), id)
         return JsonResponse({"id": id, "object": "response", "deleted": True})
 
     async def input_items(
@@ -112,7 +115,7 @@ class HistoryEndpoints:
 
     async def delete_conversation(self, id: str, request: Request) -> Response:  # noqa: A002
         """Delete a conversation; the responses in it are kept."""
-        await self._history.delete(self._client(request), id, "conv_")
+        await self._history.delete_conversation(self._client(request), id)
         return JsonResponse({"id": id, "object": "conversation.deleted", "deleted": True})
 
     async def items(
@@ -135,11 +138,8 @@ class HistoryEndpoints:
         """Add items to a conversation."""
         _, fields = await _read(request, ConversationItems)
         items = [msgspec.json.encode(item) for item in fields["items"]]
-        before = await self._history.conversation_items(self._client(request), id)
-        await self._history.add_items(self._client(request), id, items)
-        first = len(msgspec.json.decode(before, type=list[msgspec.Raw]))
-        after = await self._history.conversation_items(self._client(request), id)
-        added = with_identifiers(after, id)[first : first + len(items)]
+        first = await self._history.add_items(self._client(request), id, items)
+        added = with_identifiers(joined_items(items), id, first)
         return _page(added, len(added), "asc", None)
 
 
@@ -196,7 +196,10 @@ def add_history_routes(app: FastAPI, endpoints: HistoryEndpoints, guard: KeyGuar
         (CONVERSATIONS, endpoints.create, post, "createConversation", "New conversation", ConversationAnswer),
         (CONVERSATION, endpoints.conversation, get, "conversation", "A conversation", ConversationAnswer),
         (CONVERSATION, endpoints.change, post, "changeConversation", "Change metadata", ConversationAnswer),
-        (CONVERSATION, endpoints.delete_conversation, delete, "deleteConversation", "Delete it", Deleted),
+        (
+            CONVERSATION, endpoints.delete_conversation, delete, "deleteConversation",
+            "Delete a conversation", Deleted,
+        ),
         (ITEMS, endpoints.items, listed, "conversationItems", "Items of a conversation", ItemList),
         (ITEMS, endpoints.add_items, post, "addItems", "Add items to a conversation", ItemList),
     ]  # fmt: skip

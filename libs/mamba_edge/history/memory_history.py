@@ -7,7 +7,7 @@ for the longest time, and so do all clients together beyond the budget of the pr
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from mamba_edge.history.entries import with_id
+from mamba_edge.history.entries import with_content, with_id
 
 ALL_CLIENTS = 4
 """Budget of the process, as a multiple of one client's."""
@@ -53,10 +53,24 @@ class MemoryHistory:
                 return False
             self._put((client, conversation), with_id(line, id_))
         self._put((client, id_), entry)
-        while self._held[client] > self._budget:
-            self._drop(next(key for key in self._entries if key[0] == client))
-        while self.held > ALL_CLIENTS * self._budget:
-            self._drop(next(iter(self._entries)))
+        self._make_room(client)
+        return True
+
+    async def replace(self, client: str, id_: str, content: bytes) -> bool:
+        """Replace all of an entry but its first line, in one step; the entry's lifetime begins anew.
+
+        Return False, and change nothing, if there is no such entry, or if it would be larger than the budget
+        of a client.
+        """
+        self._expire()
+        entry = self._use((client, id_))
+        if entry is None:
+            return False
+        changed = with_content(entry, content)
+        if len(changed) + OVERHEAD_BYTES > self._budget:
+            return False
+        self._put((client, id_), changed)
+        self._make_room(client)
         return True
 
     async def delete(self, client: str, id_: str) -> bool:
@@ -83,6 +97,12 @@ class MemoryHistory:
             self._drop(key)
         self._entries[key] = (self._clock(), entry)
         self._held[key[0]] = self._held.get(key[0], 0) + len(entry) + OVERHEAD_BYTES
+
+    def _make_room(self, client: str) -> None:
+        while self._held[client] > self._budget:
+            self._drop(next(key for key in self._entries if key[0] == client))
+        while self.held > ALL_CLIENTS * self._budget:
+            self._drop(next(iter(self._entries)))
 
     def _drop(self, key: _Key) -> None:
         _, entry = self._entries.pop(key)

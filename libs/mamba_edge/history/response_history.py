@@ -18,7 +18,6 @@ from mamba_edge.errors import InvalidRequest, NotFound
 from mamba_edge.history.entries import (
     IDENTIFIER,
     MOST_TURNS,
-    NO_RESPONSE,
     Conversation,
     HistoryStore,
     Turn,
@@ -146,7 +145,7 @@ class ResponseHistory:
         """
         assert self._store is not None
         (entry,) = await self._store.load(client, [previous or conversation])
-        if entry is None:
+        if entry is None or (previous and not turn_of(entry).has_response):
             raise _missing(previous, conversation)
         chain = ids_of(entry)
         if previous:
@@ -182,7 +181,7 @@ class ResponseHistory:
         assert self._store is not None
         try:
             id_ = msgspec.json.decode(response, type=_Identified).id
-            content = Turn(msgspec.Raw(turn.input), msgspec.Raw(response))
+            content = Turn(msgspec.Raw(turn.input), msgspec.Raw(response), turn.conversation)
             entry = entry_of(() if turn.conversation else turn.chain, content)
             kept = await self._store.save(turn.client, id_, entry, turn.conversation)
         except HistoryAway as error:
@@ -198,31 +197,39 @@ class ResponseHistory:
 
     async def response(self, client: str, id_: str) -> bytes:
         """Return the JSON of a kept response. Raises NotFound."""
-        turn = turn_of(await self._entry(client, id_, "resp_"))
-        response = bytes(turn.response)
-        if response == bytes(NO_RESPONSE):
-            raise _unknown(id_, "resp_")
-        return response
+        return bytes((await self._turn(client, id_)).response)
 
     async def input_items(self, client: str, id_: str) -> bytes:
         """Return the JSON of the items that came with the request of a response. Raises NotFound."""
-        return bytes(turn_of(await self._entry(client, id_, "resp_")).input)
+        return bytes((await self._turn(client, id_)).input)
 
-    async def delete(self, client: str, id_: str, prefix: str) -> None:
-        """Delete a response or a conversation. Raises NotFound.
+    async def delete_response(self, client: str, id_: str) -> None:
+        """Delete a response; its items stay in the conversation that it belongs to. Raises NotFound."""
+        store, turn = self._enabled(), await self._turn(client, id_)
+        if turn.conversation and (await store.load(client, [turn.conversation]))[0] is not None:
+            rest = Turn(msgspec.Raw(joined_items(items_of(turn))), conversation=turn.conversation)
+            is_changed = await store.replace(client, id_, msgspec.json.encode(rest))
+        else:
+            is_changed = await store.delete(client, id_)
+        if not is_changed:
+            raise _unknown(id_, "resp_")
 
-        `prefix` is what the identifiers of its kind begin with: `resp_` or `conv_`.
-        """
-        store = self._enabled()
-        if not _is_identifier(id_, prefix) or not await store.delete(client, id_):
-            raise _unknown(id_, prefix)
+    async def delete_conversation(self, client: str, id_: str) -> None:
+        """Delete a conversation with its items; the responses in it are kept. Raises NotFound."""
+        store, ids = self._enabled(), ids_of(await self._entry(client, id_, "conv_"))
+        if not await store.delete(client, id_):
+            raise _unknown(id_, "conv_")
+        for turn_id, entry in zip(ids, await store.load(client, ids) if ids else (), strict=True):
+            if entry is not None and not turn_of(entry).has_response:
+                await store.delete(client, turn_id)
 
     async def create_conversation(
         self, client: str, items: Sequence[bytes], metadata: dict[str, str]
     ) -> Conversation:
         """Create a conversation that begins with these items, and return it. Raises InvalidRequest."""
         created = Conversation(f"conv_{uuid.uuid4().hex}", int(self._clock()), metadata)
-        await self._save(client, created.id, entry_of((), created))
+        if not await self._enabled().save(client, created.id, entry_of((), created)):
+            raise _too_large()
         if items:
             await self.add_items(client, created.id, items)
         return created
@@ -235,17 +242,23 @@ class ResponseHistory:
         """Replace the metadata of a conversation, and return it. Raises NotFound and InvalidRequest."""
         entry = await self._entry(client, id_, "conv_")
         changed = msgspec.structs.replace(conversation_of(entry), metadata=metadata)
-        await self._save(client, id_, entry_of(ids_of(entry), changed))
+        # Only the metadata are replaced: a turn that ends meanwhile is not lost.
+        if not await self._enabled().replace(client, id_, msgspec.json.encode(changed)):
+            raise _too_large()
         return changed
 
-    async def add_items(self, client: str, id_: str, items: Sequence[bytes]) -> bytes:
-        """Add items to a conversation, and return their list as JSON. Raises NotFound and InvalidRequest."""
+    async def add_items(self, client: str, id_: str, items: Sequence[bytes]) -> int:
+        """Add items to a conversation, and return the place of the first one among all its items.
+
+        Raises NotFound and InvalidRequest.
+        """
         await self._entry(client, id_, "conv_")
-        added = joined_items(items)
-        turn = entry_of((), Turn(msgspec.Raw(added)))
-        if not await self._enabled().save(client, f"resp_{uuid.uuid4().hex}", turn, id_):
+        turn_id, turn = f"resp_{uuid.uuid4().hex}", Turn(msgspec.Raw(joined_items(items)), conversation=id_)
+        if not await self._enabled().save(client, turn_id, entry_of((), turn), id_):
             raise InvalidRequest("items: they take more than one key may keep; send fewer", param="items")
-        return added
+        ids = ids_of(await self._entry(client, id_, "conv_"))
+        before = joined_items(await self._items(client, ids[: ids.index(turn_id)], id_))
+        return len(msgspec.json.decode(before, type=list[msgspec.Raw]))
 
     async def conversation_items(self, client: str, id_: str) -> bytes:
         """Return the JSON of all items of a conversation. Raises NotFound, InvalidRequest."""
@@ -259,9 +272,11 @@ class ResponseHistory:
             raise _unknown(id_, prefix)
         return entry
 
-    async def _save(self, client: str, id_: str, entry: bytes) -> None:
-        if not await self._enabled().save(client, id_, entry):
-            raise InvalidRequest("the conversation takes more than one key may keep", param="metadata")
+    async def _turn(self, client: str, id_: str) -> Turn:
+        turn = turn_of(await self._entry(client, id_, "resp_"))
+        if not turn.has_response:
+            raise _unknown(id_, "resp_")
+        return turn
 
     def _enabled(self) -> HistoryStore:
         if self._store is None:
@@ -315,6 +330,10 @@ def _missing(previous: str, conversation: str) -> InvalidRequest:
         return InvalidRequest(text, param="conversation", code="conversation_not_found")
     text = f"previous_response_id: there is no response {previous[:80]!r} of this key: {GONE}"
     return InvalidRequest(text, param="previous_response_id", code="previous_response_not_found")
+
+
+def _too_large() -> InvalidRequest:
+    return InvalidRequest("the conversation takes more than one key may keep", param="metadata")
 
 
 def _unknown(id_: str, prefix: str) -> NotFound:

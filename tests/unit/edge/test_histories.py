@@ -71,6 +71,19 @@ async def test_a_conversation_has_its_turns_in_their_order(store: Store) -> None
     assert await kept(store, "a", "resp_4") == [False]
 
 
+async def test_new_content_leaves_the_turns_of_a_conversation(store: Store) -> None:
+    assert not await store.replace("a", "conv_1", b"{}")
+    await store.save("a", "conv_1", b"\n{}")
+    await store.save("a", "resp_1", b"\n{}", "conv_1")
+    assert await store.replace("a", "conv_1", b'{"x": 1}\n')
+    assert await store.load("a", ["conv_1"]) == [b'resp_1\n{"x": 1}\n']
+    assert not await store.replace("a", "conv_1", b"x" * BUDGET)
+    assert not await store.replace("b", "conv_1", b"{}")
+    assert await store.load("a", ["conv_1"]) == [b'resp_1\n{"x": 1}\n']
+    assert await store.replace("a", "conv_1", b"x" * (BUDGET - 230))
+    assert await kept(store, "a", "conv_1", "resp_1") == [True, False]
+
+
 async def test_many_at_once_all_reach_the_conversation(store: Store) -> None:
     await store.save("a", "conv_1", b"\n{}")
     await asyncio.gather(*(store.save("a", f"resp_{n}", b"\n", "conv_1") for n in range(10)))
