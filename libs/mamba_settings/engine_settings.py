@@ -121,11 +121,11 @@ class SchedulerSettings(SettingsGroup):
 
     speculation: Annotated[str, AfterValidator(_known_drafts)] | None = _default(Engine, "speculation")
     """Drafts of tokens that a step checks together: off = none; ngram = what followed the last tokens earlier
-    in the text; mtp = what the checkpoint's own head foresees (Nemotron 3, Qwen3-Next, Qwen3.5); auto = what
-    is measured to save the most time in a step, also none: as ngram, and on a CPU also as mtp if the
-    configuration names a head, without adapters and pools; draft=URI = what a second, smaller model with the
-    same tokenizer writes, whose directory or URI has the forms of model; default: auto on a CPU, unless
-    batch_invariant or a number of state_replay is set, and off on a GPU."""
+    in the text; mtp = what the checkpoint's own head foresees (Nemotron 3, Qwen3-Next, Qwen3.5); auto =
+    whichever of none, ngram and, on a CPU, mtp is measured to save the most time in a step (mtp only if the
+    configuration names a head, and without adapters and pools); draft=URI = what a second, smaller model
+    with the same tokenizer writes, whose directory or URI has the forms of model; default: auto on a CPU,
+    unless batch_invariant or a number of state_replay is set, and off on a GPU."""
     speculative_tokens: int = Field(_default(Engine, "speculative_tokens"), ge=1, le=32)
     """Maximum number of drafted tokens of an answer in one step."""
 
@@ -177,7 +177,8 @@ class TrafficSettings(SettingsGroup):
     """Expected traffic."""
 
     workload_prompt_tokens: int | None = Field(None, ge=1, le=16_777_216)
-    """Mean prompt length to plan for; default of all four: the planner's assumption."""
+    """Mean prompt length to plan for; default: the planner's assumption, as for the other three options of
+    the workload."""
     workload_output_tokens: int | None = Field(None, ge=1, le=16_777_216)
     """Mean output length to plan for."""
     workload_shared_prefix_ratio: float | None = Field(None, ge=0, le=1)

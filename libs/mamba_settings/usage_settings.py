@@ -16,8 +16,8 @@ class UsageSettings(BaseModel):
     """Days (UTC) for which the use of engines is kept: in Redis where there is one, else in this process and
     --usage-file."""
     usage_file: str | None = Field(None, min_length=1)
-    """File with the use of engines, for a gateway without a Redis: it goes on from there after a restart;
-    default: a restart forgets what engines that have ended had counted."""
+    """File in which a gateway without a Redis keeps the use of engines, and from which it goes on after a
+    restart; default: after a restart, the counts of engines that have ended are lost."""
     usage_reader: tuple[str, ...] = ()
     """Names of API keys that may see the use of all keys in `/v1/usage`; other keys see their own; in the
     environment separated by spaces."""

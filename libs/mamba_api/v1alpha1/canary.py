@@ -82,7 +82,7 @@ class Canary(ApiModel):
     shadow: CanaryShadow | None = None
     """Copies of requests for the candidate before the first step; none = the first step comes at once."""
     analysis: CanaryAnalysis = CanaryAnalysis()
-    """When the candidate is aborted, which the operator decides by the requests of each step."""
+    """Limits beyond which the operator aborts the candidate; the requests of each step decide."""
 
     rules = (
         Rule(

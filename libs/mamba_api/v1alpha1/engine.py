@@ -36,7 +36,7 @@ from mamba_api.v1alpha1.model_source import PLACES_STEP, Adapter, Adapters, Draf
 
 
 class ModelCache(ApiModel):
-    """A volume that keeps downloaded weights, so that engines serve from it without asking the Hub.
+    """A volume that keeps downloaded weights, so that engines need no download to start.
 
     With size, the operator creates the volume and a Job fills it before engines start; engines serve the
     commit that the Job downloaded. With claimName, you provide the volume.

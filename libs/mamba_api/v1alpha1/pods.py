@@ -187,9 +187,9 @@ class Rollout(ApiModel):
     in_place_after: Duration | None = None
     """How long a pod added by a roll-out waits for room, on a node or in a quota, that engines of the older
     revision occupy. After that one of those engines is drained first, and requests wait at the gateway for
-    the new engine. Meanwhile one engine more than there is no room for may be missing, even if maxUnavailable
-    is 0. Defaults to 10m, or to never if maxUnavailable is an explicit 0. A value above progressDeadline
-    means never. Allow for the minutes that a cloud needs to provide a node."""
+    the new engine. Meanwhile one engine fewer serves, even if maxUnavailable is 0. Defaults to 10m, or to
+    never if maxUnavailable is an explicit 0. A value above progressDeadline means never. Allow for the
+    minutes that a cloud needs to provide a node."""
     min_ready_time: Duration = Duration("30s")
     """How long a new engine serves together with engines of the older revision before the next old engine is
     removed: the `minReadySeconds` of the engine Deployment. If the new engines fail more requests than the
@@ -206,8 +206,8 @@ class Rollout(ApiModel):
     roll-out counts as stuck. Must be longer than minReadyTime. A change replaces the engine pods."""
     canary: Canary | None = None
     """Steps in which a change that replaces engines gets more of the traffic, compared with the revision that
-    is ready. If absent, engines are replaced one after the other at once. While it is under way, a change of
-    this field acts at once. With pause, no candidate starts and no step begins."""
+    is ready. If absent, the roll-out has no steps: it replaces one engine after the other. While a canary is
+    under way, a change of this field acts at once. With pause, no candidate starts and no step begins."""
 
     @property
     def unavailable(self) -> int:

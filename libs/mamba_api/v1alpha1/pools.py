@@ -75,11 +75,12 @@ class PoolScaling(Scaling):
     max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Maximum number of engines of the pool. If absent, there is no bound and no autoscaling."""
     ttft_target: Duration | None = None
-    """Time from the arrival of a prompt at a prefill engine to its state, that the operator provides enough
-    prefill engines for. If absent, prompts may wait 2 s for their turn. Refused in the decode pool."""
+    """Target for the time from the arrival of a prompt at a prefill engine until its state is computed; the
+    operator provides enough prefill engines to meet it. If absent, prompts may wait 2 s for their turn.
+    Refused in the decode pool."""
     tpot_target: Duration | None = None
-    """Time per output token that the operator provides enough decode engines for. If absent, there is no
-    bound. Refused in the prefill pool."""
+    """Target for the time per output token; the operator provides enough decode engines to meet it. If
+    absent, there is no bound. Refused in the prefill pool."""
     scale_down_delay: Duration = Duration("300s")
     """How long the largest recommendation holds before engines of the pool are removed. Bursts are remembered
     for twelve times as long, and the engines that they needed are kept meanwhile."""
@@ -178,9 +179,9 @@ class Disaggregation(ApiModel):
     decode: Pool = Pool()
     """Engines that write answers. They also compute the rest of a prompt if that is short."""
     hand_over_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """Fewest tokens that a decode engine would have to compute of a prompt from which a prefill engine
-    computes them. Shorter remainders are computed by the decode engine itself. Defaults to the planner's
-    choice, which status.handOverTokens shows. A change replaces the gateway pods."""
+    """Number of uncached prompt tokens from which on a prefill engine computes the prompt. A decode engine
+    computes fewer tokens itself. Defaults to the planner's choice, which status.handOverTokens shows. A
+    change replaces the gateway pods."""
     transport: Transport = "Sockets"
     """How states travel between engines of both pools. Sockets: over TCP. Nixl: the network card of the
     reader reads the memory of the source (RDMA), or UCX does so over TCP; for engines without GPUs, whose

@@ -14,16 +14,16 @@ Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "da
 
 
 class Condition(StatusModel):
-    """One aspect of the deployment, in the form of Kubernetes conditions."""
+    """One aspect of the object, in the form of Kubernetes conditions."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
-    """Type: Planned, Available, Progressing, Degraded, UpToDate, Reconciling, Stalled or Ready."""
+    """Aspect that the condition is about, such as Available or Ready; the reference page lists all types."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     reason: Annotated[
         str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
     ]
-    """One word for programs; the reference page lists them."""
+    """One word for programs; the reference page lists all reasons."""
     message: LongText = ""
     """Explanation for a person, with the next step."""
     last_transition_time: Timestamp
@@ -302,9 +302,8 @@ class Status(StatusModel):
     ] = []
     """The pools of a deployment with disaggregation; each has its own plan, rollout, scaling and workload."""
     hand_over_tokens: Count | None = None
-    """Fewest tokens that a decode engine would have to compute of a prompt from which a prefill engine
-    computes them: spec.disaggregation.handOverTokens, or the planner's choice. Absent without
-    disaggregation."""
+    """Number of uncached prompt tokens from which on a prefill engine computes the prompt:
+    spec.disaggregation.handOverTokens, or the planner's choice. Absent without disaggregation."""
     rollout: RolloutStatus | None = None
     """The engine revision to go back to, and the one that failed. Absent until all engines have been ready
     once."""
