@@ -120,11 +120,11 @@ def temporary_directory() -> Finding:
 
 def port(host: str, number: int) -> Finding:
     """Check that the port `number` of `host` is free, or used by `mambaserve up`."""
-    from mamba_cli.local.ports import front_ports
+    from mamba_cli.local.ports import front_port
     from mamba_cli.local.running import running
 
     try:
-        front_ports(host, number, 1)
+        front_port(host, number)
     except CliError as error:
         ours = next((each for each in running() if each.port == number), None)
         if ours is not None:

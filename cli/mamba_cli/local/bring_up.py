@@ -31,7 +31,7 @@ from mamba_cli.local.planning import (
     gpu_memory,
     plan_pools,
 )
-from mamba_cli.local.ports import free_ports, front_ports
+from mamba_cli.local.ports import free_ports, front_port
 from mamba_cli.local.running import noted
 from mamba_cli.local.supervisor import RestartPolicy
 from mamba_cli.local.unit import LAUNCHER, LocalEngine, Unit, behind_one_address, local_engine, unit_of
@@ -81,7 +81,7 @@ def bring_up(
     _check_names(loaded)
     # Ports are checked before the plans are shown, because a port in use prevents the start anyway.
     starts = any(document.deployment.spec.mode == "Active" for document in loaded)
-    front = front_ports(host, port, 1)[0] if starts else port
+    front = front_port(host, port) if starts else port
     gpu = gpu_memory() if any(_uses_gpus(document, profiles) for document in loaded) else None
     # The free memory is read once: later it no longer includes what the engines use.
     machine = functools.cache(cpu_device)

@@ -124,7 +124,7 @@ class Unit:
             self.gateway: self.shared_gateway
             or Command(
                 (*self.launcher, *self.gateway_argv),
-                {**shared, **usage_file(self.loaded.deployment), **_ledger(usage)},
+                {**shared, **usage_variables(self.loaded.deployment), **_ledger(usage)},
             ),
         }
 
@@ -350,7 +350,7 @@ def states_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "mambaserve" / "states"
 
 
-def usage_file(deployment: MambaDeployment) -> dict[str, str]:
+def usage_variables(deployment: MambaDeployment) -> dict[str, str]:
     """Return the environment variable that names the file of a gateway's usage ledger; empty with a Redis."""
     return {} if deployment.spec.prefix_index.redis is not None else _usage_variable(deployment.name)
 

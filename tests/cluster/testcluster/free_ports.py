@@ -3,9 +3,9 @@
 import random
 import socket
 
-FIRST, LAST = 10_000, 22_000
-"""The ports that are tried. Each port that a Redis Cluster's nodes use among themselves, which is 10,000
-higher, lies below those that the kernel gives to outgoing connections, as these do."""
+FIRST, LAST = 10_000, 14_500
+"""The ports that are tried. Each port that a Redis Cluster's nodes use among themselves is 10,000 higher. All
+of them lie below those that the kernel gives to outgoing connections, and those of `mambaserve up`."""
 BUS = 10_000
 _random = random.SystemRandom()  # processes that are forked from one would draw the same ports
 

@@ -282,7 +282,7 @@ def test_another_gateway_on_the_port_is_not_taken_for_ours(
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
         Thread(target=other.serve_forever, daemon=True).start()
-        monkeypatch.setattr("mamba_cli.local.bring_up.front_ports", lambda *_: [other.server_port])
+        monkeypatch.setattr("mamba_cli.local.bring_up.front_port", lambda *_: other.server_port)
         assert bench.up(once=True) == 1
         other.shutdown()
     assert "is ready" not in bench.text

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.errors import InvalidInput, RunFailed
-from mamba_cli.local import demo
+from mamba_cli.local import demo, ports
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
 from mamba_cli.local.edits import FileStamp, changed, settled
 from mamba_cli.local.loading.loading_view import LoadingView
@@ -25,7 +25,7 @@ from mamba_cli.local.loading.readiness import EngineReadiness, readiness_of
 from mamba_cli.local.model_facts import facts_of_directory, facts_of_model, local_uri
 from mamba_cli.local.plan_view import bar_cells, plan_view
 from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, plan_directory, size_option
-from mamba_cli.local.ports import free_ports, front_ports
+from mamba_cli.local.ports import free_ports, front_port
 from mamba_edge.listener import bound
 from mamba_planner import LedgerLine
 from mamba_planner.arithmetic import WeightsSize
@@ -322,16 +322,34 @@ def test_a_file_that_is_being_replaced_is_noticed_when_it_is_back(tmp_path: Path
     assert changed(kept, [FileStamp.read(file)]) == []
 
 
-def test_consecutive_ports_are_given_and_a_taken_one_is_named() -> None:
+def test_a_free_port_is_given_and_a_taken_one_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(RunFailed, match=f"port {port} .* is in use"):
-            front_ports("127.0.0.1", port, 1)
-    assert front_ports("127.0.0.1", port, 1) == [port]
+            front_port("127.0.0.1", port)
+    assert front_port("127.0.0.1", port) == port
     assert len(set(free_ports(5))) == 5
-    assert len(front_ports("127.0.0.1", 0, 2)) == 2
+    assert front_port("127.0.0.1", 0) > 0
+
+
+CONNECTIONS = ports._RANGE_OF_CONNECTIONS
+
+
+@pytest.mark.skipif(not CONNECTIONS.exists(), reason="the system does not tell its range of ports")
+def test_a_free_port_is_none_that_an_outgoing_connection_may_take() -> None:
+    first = int(CONNECTIONS.read_text().split()[0])
+    assert all(port < first for port in [*free_ports(50), front_port("127.0.0.1", 0)])
+
+
+def test_free_ports_are_given_where_the_range_of_connections_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for text in ("1024 65535", "", "?"):
+        (tmp_path / "range").write_text(text)
+        monkeypatch.setattr(ports, "_RANGE_OF_CONNECTIONS", tmp_path / "range")
+        assert len(set(free_ports(3))) == 3
 
 
 @pytest.mark.parametrize("host", ["::", "::1"])
@@ -344,9 +362,9 @@ def test_addresses_of_ipv6_have_ports_too(host: str) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(RunFailed, match=f"port {port} .* is in use"):
-            front_ports(host, port, 1)
-    assert front_ports(host, port, 1) == [port]
-    assert len(front_ports(host, 0, 2)) == 2
+            front_port(host, port)
+    assert front_port(host, port) == port
+    assert front_port(host, 0) > 0
 
 
 def test_every_address_is_taken_when_one_of_them_is() -> None:
@@ -354,7 +372,7 @@ def test_every_address_is_taken_when_one_of_them_is() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(RunFailed, match="is in use"):
-            front_ports("::", taken.getsockname()[1], 1)
+            front_port("::", taken.getsockname()[1])
 
 
 def test_a_port_that_may_not_be_used_is_not_said_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,14 +381,12 @@ def test_a_port_that_may_not_be_used_is_not_said_to_be_taken(monkeypatch: pytest
 
     monkeypatch.setattr("mamba_cli.local.ports.bound", refuse)
     with pytest.raises(RunFailed, match=r"port 80 of 0\.0\.0\.0 cannot be used: Permission denied"):
-        front_ports("0.0.0.0", 80, 1)
+        front_port("0.0.0.0", 80)
 
 
-def test_ports_past_the_end_and_foreign_hosts_are_wrong_usage() -> None:
-    with pytest.raises(InvalidInput, match="exceed 65535"):
-        front_ports("127.0.0.1", 65535, 2)
+def test_a_foreign_host_is_wrong_usage() -> None:
     with pytest.raises(InvalidInput, match=r"192\.0\.2\.1"):
-        front_ports("192.0.2.1", 8123, 1)
+        front_port("192.0.2.1", 8123)
 
 
 def test_the_smallest_gpu_counts_and_no_driver_means_none() -> None:

@@ -15,7 +15,7 @@ from mamba_cli.local.bring_up import bring_up
 from mamba_cli.local.documents import read_deployments
 from mamba_cli.local.model_facts import facts_of_model, local_uri
 from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, plan_directory, size_option
-from mamba_cli.local.ports import front_ports
+from mamba_cli.local.ports import front_port
 from mamba_planner import Device
 from parsed_yaml import load_yaml
 
@@ -169,7 +169,7 @@ def test_a_file_without_permission_is_named(file: Path) -> None:
 @pytest.mark.parametrize("port", [0, 8123])
 def test_a_host_that_is_not_ours_is_wrong_usage_whatever_the_port(host: str, port: int) -> None:
     with pytest.raises(InvalidInput, match=rf"^--host: {host} is not an address of this machine$"):
-        front_ports(host, port, 1)
+        front_port(host, port)
 
 
 @pytest.mark.parametrize("port", [0, 8123])
