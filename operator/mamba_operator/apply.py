@@ -45,7 +45,7 @@ OnCreated = Callable[[Manifest], None]
 
 @dataclass(frozen=True, slots=True)
 class AppliedChange:
-    """Says what a pass has done to one child."""
+    """One change that a pass has made to a child."""
 
     ref: Ref
     change: Change
@@ -114,7 +114,8 @@ async def _apply(
 ) -> bool:
     """Write one child, and return whether that changed the child.
 
-    A created child is passed to `on_created`. What later passes need to compare is written to `outcome`.
+    A created child is passed to `on_created`. The hashes by which later passes compare the child are written
+    to `outcome`.
     """
     before = snapshot.children.get(ref(change.manifest))
     await _check_image_volumes(client, change.manifest)
@@ -191,9 +192,10 @@ def _same_object(manifest: Manifest, before: Manifest) -> Manifest:
 
 
 async def _make(client: KubeClient, snapshot: Snapshot, manifest: Manifest) -> Manifest:
-    """Create a child.
+    """Create a child and return it, or change the object that has its name and the same owner.
 
-    If an object of its name exists, check its owner: an apply would take the object over.
+    An apply alone would take over the object of another owner. Raises Terminating and NameTaken, as
+    `_check_ownership` does.
     """
     try:
         return await client.make(manifest)

@@ -1,7 +1,7 @@
 """`observe_gateway`: reads one MambaGateway, its children and the MambaDeployments around it.
 
-Called by its reconciler; the reads go to the API server. `observe_gateway_indices` does the same from the
-watches, which shows whether there is anything to decide.
+Called by `GatewayReconciler`; the reads go to the API server. `observe_gateway_indices` does the same from
+the watches, which shows whether there is anything to decide.
 """
 
 import asyncio

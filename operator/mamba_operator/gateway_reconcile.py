@@ -68,7 +68,17 @@ class GatewayReconciler:
         settings: PassSettings,
         now: Callable[[], datetime] = now_utc,
     ) -> None:
-        """Create the reconciler. `Reconciler` describes the arguments."""
+        """Create the reconciler.
+
+        Args:
+            client: client of the API server.
+            metrics: metrics of the operator.
+            events: recorder of the events of passes.
+            indices: objects as the operator's watches last saw them.
+            images: images of pods whose spec names none.
+            settings: limits of passes.
+            now: clock with a time zone.
+        """
         self._client, self._metrics, self._events = client, metrics, events
         self._indices, self._images = indices, images
         self._settings, self._now = settings, now

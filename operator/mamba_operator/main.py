@@ -112,7 +112,7 @@ class Operator:
         )
 
     def stop(self) -> None:
-        """Have `run` end soon and cleanly."""
+        """Make `run` end soon and cleanly."""
         self._stopping.set()
 
     def take_signals(self) -> None:
@@ -173,8 +173,8 @@ class Operator:
     ) -> bool:
         """Serve the namespaces `served`, or the whole cluster if there are none, until that has to change.
 
-        Other namespaces have to be served, or the CRD of MambaGateways has come or gone: the result is True
-        then, and False when another task ended.
+        Return True if other namespaces have to be served, or the CRD of MambaGateways has come or gone, and
+        False if another task ended.
         """
         settings, indices = self._settings, Indices()
         autoscaler = Autoscaler(
@@ -348,8 +348,8 @@ class Operator:
                     self._withheld = None
                     return key
                 self._withheld = (
-                    f"may not read its Secret {names.ADMIN_KEY_NAME}, with which engines were created: allow "
-                    "the operator to get that Secret; until then it changes nothing"
+                    f"the operator may not read its Secret {names.ADMIN_KEY_NAME}, from which tokens of "
+                    "engines are derived, and changes nothing: allow the operator to get that Secret"
                 )
                 log.error("admin_key_withheld", advice=self._withheld)
             except ClusterError as error:
@@ -445,7 +445,7 @@ class Operator:
     def _not_ready(self) -> str | None:
         if self._withheld is not None:
             return self._withheld
-        return None if self._leadership.informed else "has not seen the lease yet"
+        return None if self._leadership.informed else "the operator has not read the lease yet"
 
 
 def _identity(kind: Kind, manifest: Manifest) -> tuple[str, str]:

@@ -146,7 +146,7 @@ def observe_indices(
 
 
 def split_by_owner(owner: Manifest, items: list[Manifest]) -> tuple[dict[Ref, Manifest], dict[Ref, Manifest]]:
-    """Return the children of the object, and objects with its labels that belong to another owner."""
+    """Return the items that the object controls, which are its children, and the other items."""
     uid = metadata(owner).get("uid")
     children: dict[Ref, Manifest] = {}
     foreign: dict[Ref, Manifest] = {}

@@ -1,9 +1,9 @@
 """The Kubernetes events of a pass, about changes of children and of conditions, and `EventRecorder`.
 
 `pass_events` is pure; the event about a condition has the reason of the condition. `EventRecorder` writes
-events about MambaDeployments and counts their repetitions. The name of an event is a hash of its content, so
-that a restarted operator finds the event again. An event that cannot be written is logged and has no other
-effect.
+events about MambaDeployments and MambaGateways, and counts their repetitions. The name of an event ends with
+a hash of its content, so that a restarted operator finds the event again. An event that cannot be written is
+logged and has no other effect.
 """
 
 import asyncio
@@ -187,7 +187,7 @@ def pending_event(owner: Mapping[str, Any], content: EventContent, now: datetime
 
 
 def event_manifest(event: PendingEvent, *, reporter: str) -> Manifest:
-    """Return the Event object. Pure."""
+    """Return the Event to write; `reporter` is the name of this operator. Pure."""
     content = event.content
     identity = [event.uid, content.type, content.reason, content.message]
     when = timestamp(event.occurred_at)
@@ -245,7 +245,7 @@ class EventRecorder:
         self._wakeup = asyncio.Event()
 
     def record(self, event: PendingEvent) -> None:
-        """Queue the event, which is written after those before it."""
+        """Queue the event behind those that wait; log and drop it if `MAX_PENDING` already wait."""
         if len(self._pending) >= MAX_PENDING:
             _log_lost(event, f"{MAX_PENDING} other events wait to be written")
             return

@@ -366,7 +366,9 @@ def _with_decisions(context: Context, decisions: _Decisions, pinned: PinnedVerdi
 
 
 def _children(engines: Sequence[EngineRollout], snapshot: Snapshot) -> tuple[list[Manifest], tuple[str, ...]]:
-    """Render the children; return those that this cluster can have, and the reasons for the others.
+    """Return the rendered children that this cluster can have, and the reasons why others cannot exist.
+
+    Children that are created only after the model's download are in neither.
 
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.

@@ -82,7 +82,7 @@ def new_token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class PassSettings:
-    """How long passes may take, and the name of the operator in events."""
+    """The limits of passes, and the name of the operator in events."""
 
     identity: str
     """Name of this operator in events."""
@@ -465,5 +465,5 @@ def _exact_status(owner: Manifest) -> Status | None:
 
 
 def _worst_error(errors: list[OperatorError]) -> OperatorError:
-    """Return the error that determines the delay of the next attempt: the API server's, or else the first."""
+    """Return the error that decides when the pass is repeated: the last ClusterError, or else the first."""
     return next((error for error in reversed(errors) if isinstance(error, ClusterError)), errors[0])

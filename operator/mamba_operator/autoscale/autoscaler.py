@@ -70,7 +70,7 @@ class _ScalingSpec:
 _ScalingSpecs = Mapping[Role, _ScalingSpec]
 """Scaling specs by role of the engines; empty where users set the number."""
 _READERS_FIRST: tuple[Role, ...] = ("unified", "decode", "prefill")
-"""Order of the decisions: prompts wait where the engines that read their states have no room."""
+"""Roles in the order of the decisions: prompts wait while the engines that read their states have no room."""
 
 
 class _EngineState:
@@ -174,7 +174,7 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
         return reports
 
     async def _are_full(self, engines: Sequence[Manifest], config: AutoscalerConfig) -> bool:
-        """Return whether decode engines report their room, and none of these has room for another state.
+        """Return whether none of the decode engines that report has room for another state.
 
         The result is False if no engine reports.
         """
@@ -196,7 +196,8 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
 
         Return whether a pass has to look at the decision, and whether engines of the role have no room for
         states of other engines. `engines` are the pods of the role, and `gateways` the reports of the
-        gateways. `readers_full` says whether the engines that read the states of these have no room for more.
+        gateways. `readers_full` says whether the engines that read the states of `engines` have no room for
+        more states.
         """
         config, states = spec.config, self._reports[key]
         state = states.get(role)
@@ -273,9 +274,9 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
 
 
 def _scaling_specs(owner: Manifest) -> Iterator[tuple[Role, _ScalingSpec]]:
-    """Yield the scaling spec of the engines of each role that the operator scales.
+    """Yield each role for which the autoscaler computes a number of engines, with its scaling spec.
 
-    It yields none for a deployment that is being deleted, is invalid, is in mode Plan, or has no bounds.
+    No role is yielded for a deployment that is being deleted, is invalid, is in mode Plan, or has no bounds.
     """
     if is_terminating(owner):
         return

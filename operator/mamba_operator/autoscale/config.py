@@ -10,7 +10,10 @@ Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 
 class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The targets of one MambaDeployment (the first six fields), and constants of the autoscaler."""
+    """The targets for the engines of one role, and constants of the autoscaler.
+
+    The first seven fields, `history` and `start_deadline` follow from the spec and the role.
+    """
 
     min_replicas: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Smallest number of engines; with 0 all stop after `scale_down_delay` without a request."""
@@ -64,7 +67,7 @@ class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lowest(self) -> int:
-        """Return the smallest number of engines that serve requests."""
+        """Smallest number of engines that serve requests."""
         return max(self.first, self.min_replicas)
 
 

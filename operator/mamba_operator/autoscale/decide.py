@@ -21,7 +21,7 @@ from mamba_operator.autoscale.virtual_fleets import share_met, smallest_sufficie
 
 
 class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """How many engines shall run, and why."""
+    """The number of engines that shall run, and the reason."""
 
     target: int
     """Number of engines that shall run."""
@@ -32,13 +32,13 @@ class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
     blind: str = ""
     """Message about data that has been missing for too long; empty otherwise."""
     demand: Demand
-    """Demand in engines, by unit."""
+    """Demand in engines, by limited resource of an engine."""
     memory: AutoscalerMemory
     """Memory for the next decision."""
 
 
 class _Recommendation(msgspec.Struct, frozen=True, kw_only=True):
-    """How many engines one rule recommends, for which demand, and why, in words."""
+    """The number of engines that one rule recommends, its cause, and the reason in words."""
 
     engines: int
     binding: str
@@ -114,9 +114,9 @@ def _needed(
     """Return how many engines the largest demand needs, within the bounds.
 
     The number is the larger one of two: the engines for the present `demanded` load with the configured
-    headroom, and the engines that would have been enough recently. `growing` chooses the headroom to grow by,
-    else the one to keep before the fleet shrinks. `work` is the smoothed load in seconds of an engine per
-    second, and `cost` the learned costs of requests.
+    headroom, and the engines that would have been enough recently. The headroom is that of a fleet that may
+    grow if `growing`, and otherwise that of a fleet that may shrink. `work` is the smoothed load in engines,
+    and `cost` the learned costs of requests.
     """
     use = config.grow_use if growing else config.keep_use
     share = demanded.prefill / demanded.work if demanded.work > 0 else 1.0
@@ -153,7 +153,7 @@ def _needed(
 
 
 class _Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """For how long, and when, the load was known; `AutoscalerMemory` keeps these fields."""
+    """The times at which the load was known. `AutoscalerMemory` keeps and describes these fields."""
 
     known_seconds: float
     whole_at: float
@@ -161,7 +161,7 @@ class _Sight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _sight(memory: AutoscalerMemory, observation: Observation, elapsed: float, passed: float) -> _Sight:
-    """Return these fields after one more observation, `passed` seconds after the last one.
+    """Return the times after one more observation, `passed` seconds after the last one.
 
     `elapsed` is the time of the observation on the clock of the memory.
     """
@@ -181,10 +181,11 @@ def _window(
     elapsed: float,
     engines: int,
 ) -> tuple[tuple[float, int], ...]:
-    """Return the (known seconds, engines) recommended within `scale_down_delay`, each above all later ones.
+    """Return the recommendations of the last `scale_down_delay` that are above all later ones.
 
     An observation without the whole load ages nothing, and recommends only a growth. Once the load has been
     unknown for `longest_gap`, the running number counts as a recommendation for a whole delay of known load.
+    Each recommendation is a pair of its time in seconds of known load, and the number of engines.
     `engines` is the new recommendation, and `elapsed` its time on the clock of the memory.
     """
     window, age = list(memory.window), sight.known_seconds
@@ -246,8 +247,9 @@ def _chosen(
 ) -> _Recommendation:
     """Return the final number within the bounds: it grows at once, and shrinks to the largest of `window`.
 
-    `grow` is the number to grow to, and `keep` the number to keep at least. With `idle` for `idle_seconds`,
-    all engines may stop. `starts` are the engines that are starting.
+    `grow` is the number to grow to, and `keep` the number to keep at least. `idle` says whether there are no
+    requests at all (None = unknown), and `idle_seconds` for how long. `starts` are the engines that are
+    starting.
     """
     desired = observation.desired
     if config.min_replicas == 0:
@@ -279,7 +281,7 @@ def _chosen(
 
 
 def _woken(observation: Observation, grow: _Recommendation) -> _Recommendation:
-    """Return the number of engines to start where none runs: zero unless requests wait."""
+    """Return the number of engines to start where none runs: zero unless a request waits for an engine."""
     waiting = waiting_requests(observation.traffic)
     if not waiting and not observation.woken:
         return _Recommendation(engines=0, binding="idle", why="no engine runs and no request waits for one")
@@ -305,7 +307,7 @@ def _stays(observation: Observation, desired: int) -> str:
 def _grown(
     desired: int, starts: PodStarts, grow: _Recommendation, config: AutoscalerConfig
 ) -> _Recommendation:
-    """Return a larger number of engines, or the old one while engines do not start anyway."""
+    """Return a larger number of engines, or the present one while pods are stuck and none becomes ready."""
     target = min(grow.engines + starts.replaced, config.max_replicas, 2 * grow.engines)
     why = f"{target} engines instead of {desired}: {grow.why}"
     if starts.stuck:

@@ -21,30 +21,30 @@ MIN_DRAIN_SECONDS = 10.0
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """How many engines the load needs now, by the resource that it needs, without any headroom."""
+    """The numbers of engines that the load needs now, by limited resource of an engine, without headroom."""
 
     prefill: float = 0.0
-    """Demand for time, for prompts."""
+    """Engines whose time the prompts need."""
     decode: float = 0.0
-    """Demand for time, for generation."""
+    """Engines whose time generation needs."""
     slots: float = 0.0
-    """Demand for state slots, or for places in batches."""
+    """Engines whose state slots, or places in batches, the load needs."""
     pages: float = 0.0
-    """Demand for KV pages."""
+    """Engines whose KV pages the load needs."""
     queue: float = 0.0
-    """Demand for time, to clear the queue once more engines could run."""
+    """Engines that clear the queue which remains once new engines could be ready; 0 without a queue."""
     work_fast: float = 0.0
-    """Seconds of engine time per second, over about half a minute."""
+    """Arriving work in seconds of an engine per second, smoothed over `AutoscalerConfig.fast`."""
     work_slow: float = 0.0
-    """Seconds of engine time per second, over some minutes."""
+    """Arriving work in seconds of an engine per second, smoothed over `AutoscalerConfig.slow`."""
 
     @property
     def work(self) -> float:
-        """Return the engines needed for prompts and generation."""
+        """Number of engines that prompts and generation need together."""
         return self.prefill + self.decode
 
     def binding(self) -> str:
-        """Return the unit with the largest demand."""
+        """Return the resource with the largest demand: prefill, decode, slots, pages or queue."""
         work = max((self.prefill, "prefill"), (self.decode, "decode"))[1]
         return max((self.work, work), (self.slots, "slots"), (self.pages, "pages"), (self.queue, "queue"))[1]
 
@@ -90,10 +90,10 @@ def waiting_requests(traffic: GatewayTraffic | None) -> int:
 
 
 def _memory_demand(used: float, observation: Observation, config: AutoscalerConfig) -> float:
-    """Return the demand for slots or pages, in engines, of which `used` are in use.
+    """Return the demand for slots or pages, in engines. `used` is their use, as a number of engines.
 
-    While no engine has room to read the states of these engines, more of these engines would fill as well:
-    the states that wait then keep the engines that there are, and do not make the fleet grow.
+    While the engines that read the states of these engines have no room, further engines would fill up as
+    well. States that wait then keep the present number of engines, and do not make the fleet grow.
     """
     load = observation.load or EngineLoad()
     demand = _pool_demand(used, load)
@@ -105,7 +105,7 @@ def _memory_demand(used: float, observation: Observation, config: AutoscalerConf
 def _pool_demand(used: float, load: EngineLoad) -> float:
     """Return how many engines are full by their use of slots or pages.
 
-    `used` is the use of both, as a number of engines. Waiting requests count if slots or pages are short.
+    `used` is the use of one of the two, as a number of engines. Waiting requests count if it is short.
     """
     if load.places and load.engines:
         used = max(used, load.running * load.engines / load.places)

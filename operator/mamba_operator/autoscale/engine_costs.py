@@ -22,7 +22,7 @@ UNSEEN_SLOPE = 0.3
 
 
 class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many seconds of an engine's device each kind of work takes, as learned from measurements."""
+    """The seconds of an engine's device that each kind of work takes, as learned from measurements."""
 
     prompt_token: float
     """Device seconds per prompt token; 0 = unknown."""
@@ -42,7 +42,7 @@ class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
         return load.output_rate * self.output_token
 
     def usable(self, config: AutoscalerConfig, use: float, prompts: float) -> float:
-        """Return the share of an engine that may be used: `use`, or less for the target per token.
+        """Return the share of an engine that may be used: `use`, or less if the target per token requires it.
 
         `prompts` is the share of prompts in the work: steps wait for prompts, not for one another.
         """

@@ -29,8 +29,8 @@ def updated_estimates(
 ) -> AutoscalerMemory:
     """Return the memory after one more observation; the caller sets its times and recommendations.
 
-    `costs` and `demanded` are the costs and the demand by which it was decided, and `passed` the seconds
-    since the previous observation.
+    `costs` and `demanded` are the costs and the demand by which the number of engines was decided, and
+    `passed` the seconds since the previous observation.
     """
     load = observation.load
     memory = msgspec.structs.replace(memory, work_fast=demanded.work_fast, work_slow=demanded.work_slow)
@@ -72,7 +72,7 @@ def _arrivals(
 ) -> IntervalArrivals:
     """Return the requests and work of the `passed` seconds since the last observation.
 
-    Both are scaled by the learned correction.
+    The work per second is scaled by the learned correction.
     """
     prompt = _prompt(memory, load) * costs.prompt_token
     prefill = costs.prefill(load)
@@ -95,7 +95,7 @@ def _arrivals(
 def _fleet_changed_recently(
     memory: AutoscalerMemory, observation: Observation, config: AutoscalerConfig
 ) -> bool:
-    """Return whether the real fleet may have a queue from a smaller size, which the virtual one has not."""
+    """Return whether the real fleet may still have a queue from a smaller size, unlike the virtual fleet."""
     since = memory.elapsed - max(memory.started, 0.0)
     return (
         bool(observation.pending)

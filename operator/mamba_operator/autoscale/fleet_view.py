@@ -92,9 +92,9 @@ class FleetView:
             pending: pods that have never been ready.
             gateways: report of each ready gateway pod, by name; None = it did not answer.
             candidates: report of each engine of a canary that answers clients. Its load is counted, because
-                these engines have to bear it once the canary has ended; the engine itself is not.
+                the other engines have to bear that load once the canary has ended; the engine itself is not.
             woken: whether a gateway has asked for an engine that has not been started yet.
-            readers_full: whether the engines that read the states of these have no room for more.
+            readers_full: whether the engines that read the states of these engines have no room for more.
         """
         passed = at - self._at if self._at is not None else 0.0
         engines = {name: report for name, report in sorted(ready.items()) if report is not None}
@@ -181,7 +181,7 @@ class _Rates:
 
     @property
     def known(self) -> bool:
-        """Return whether there was an earlier report, so that rates are known."""
+        """Whether there was an earlier report, so that rates are known."""
         return self._before is not None
 
     def count(self, counter: str) -> float:
@@ -195,7 +195,7 @@ class _Rates:
         return self.count(counter) / self._passed if self._passed > 0 else 0.0
 
     def computed(self) -> float:
-        """Return the computed prompt tokens per second: arrivals that were neither resumed nor still wait."""
+        """Return the prompt tokens computed per second: those that arrived, less those resumed or waiting."""
         if self._before is None or self._passed <= 0:
             return 0.0
         left = (self._now.waiting_tokens - self._before.waiting_tokens) / self._passed

@@ -59,7 +59,7 @@ class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):
     start_seconds: float = 0.0
     """Learned seconds of a pod's start; 0 = none was observed."""
     speed: float = 0.0
-    """Prompt tokens per second of one engine, as last measured."""
+    """Prompt tokens per second of one engine, smoothed over measurements; 0 = not measured yet."""
     step: StepFit = StepFit()
     """Fit of the time of decoding steps by batch size."""
     efficiency: float = 1.0
@@ -67,14 +67,14 @@ class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: float = 0.0
     """Mean number of tokens to compute per request."""
     work_fast: float = 0.0
-    """Work that arrived, in engines, smoothed over `AutoscalerConfig.fast`."""
+    """Value of `Demand.work_fast` at the last observation."""
     work_slow: float = 0.0
-    """Work that arrived, in engines, smoothed over `AutoscalerConfig.slow`."""
+    """Value of `Demand.work_slow` at the last observation."""
     base: float = 0.0
     """Smallest work over about the time of a start: it falls at once with `work_fast` and rises slowly."""
     rise: float = 0.0
-    """Largest recent rise of the work above `base`, decayed. Before any observation, the number of running
-    engines."""
+    """Largest recent rise of the work above `base`, decayed. Until the whole load was known once, the number
+    of engines in force."""
     correction: float = 1.0
     """Factor on the work with which virtual fleets miss the targets as often as the real fleet did."""
     measured: float = 0.0

@@ -8,7 +8,7 @@ import msgspec
 
 
 class GatewayTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests gateways have, summed over the reports of all of them."""
+    """The requests that gateways have, summed over the reports of all gateways."""
 
     in_flight: int = 0
     """Requests that a gateway relays or that wait for an engine."""
@@ -21,7 +21,7 @@ class GatewayTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """How much work engines have, summed over the reports of all of them.
+    """The work that engines have, summed over the reports of all engines.
 
     Rates are per second.
     """
@@ -38,8 +38,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     places: int = 0
     """Sequences that may run at once."""
     slots_used: float = 0.0
-    """State slots that running sequences hold, as a share of one engine's, summed: 1.0 is one whole
-    engine."""
+    """State slots in use, as a share of one engine's, summed: 1.0 is one whole engine."""
     pages_used: float = 0.0
     """KV pages in use, as a share of one engine's, summed."""
     credits: int = 0
@@ -59,7 +58,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     decode_step: float = 0.0
     """Mean seconds of a step that only decodes; 0 = not measured."""
     saturated: int = 0
-    """Engines that had prompts waiting at both ends of the interval."""
+    """Engines that had prompts to compute during the whole interval."""
     saturated_prompt_rate: float = 0.0
     """Prompt tokens per second that saturated engines computed."""
     saturated_output_rate: float = 0.0
@@ -102,7 +101,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> bool:
-        """Return whether the load of all ready engines is known; an unknown load is not zero."""
+        """Whether the load of all ready engines is known; an unknown load is not zero."""
         load = self.load
         if self.desired == 0 and self.ready == 0:
             return True

@@ -11,7 +11,7 @@ START_WEIGHT = 0.5
 
 
 class PodStarts(msgspec.Struct, frozen=True, kw_only=True):
-    """Which pods are starting at one moment, and how long a start takes."""
+    """The pods that are starting at one moment, and the duration of a start."""
 
     starting: tuple[tuple[str, float], ...]
     """(pod, `elapsed` when it was first seen), sorted by name."""

@@ -1,4 +1,4 @@
-"""Parses the Prometheus text of an engine or a gateway into its report. Pure; other lines cost nothing."""
+"""Parses the Prometheus text of an engine or a gateway into its report. Pure; skips other series."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def deletion_cost(text: str) -> DeletionCost:
     totals = {name: sum(value for _, value in samples) for name, samples in series(text, _HOLDING).items()}
     running = totals.get(_E + "requests_running")
     if running is None:
-        raise ReportInvalid("no mambaserve_requests_running in it")
+        raise ReportInvalid("the report has no mambaserve_requests_running")
     return DeletionCost(
         totals.get(_E + "checkpoints", 0.0), running + totals.get(_E + "requests_waiting", 0.0)
     )
@@ -61,7 +61,7 @@ def engine_report(text: str, config: AutoscalerConfig, role: Role = "unified") -
     """
     series_by_name = series(text, _ENGINE)
     if _E + "requests_running" not in series_by_name:
-        raise ReportInvalid("no mambaserve_requests_running in it")
+        raise ReportInvalid("the report has no mambaserve_requests_running")
 
     def total(name: str) -> float:
         return sum(value for _, value in series_by_name.get(_E + name, ()))
@@ -96,7 +96,7 @@ def engine_report(text: str, config: AutoscalerConfig, role: Role = "unified") -
 
 
 def _moving_share(slabs: list[Sample]) -> float:
-    """Return the share of the slots with states that arrive, or that wait for engines to read them."""
+    """Return the share of the arena, 0 to 1, with states that arrive or that wait for their readers."""
     owners = {labels.get("owner"): value for labels, value in slabs}
     moving = owners.get("receiving", 0.0) + owners.get("exported", 0.0)
     return moving / max(sum(owners.values()), 1.0)

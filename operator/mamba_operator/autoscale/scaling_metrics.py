@@ -19,7 +19,7 @@ PREFIX = "mambaserve_operator_scaling_"
 UNITS = ("prefill", "decode", "slots", "pages", "queue")
 """Limited resources of an engine."""
 RATES = ("prefill", "decode")
-"""Units that are measured by rates, which are means over time."""
+"""Resources of UNITS whose use is measured by rates, which are means over time."""
 WARM_UP_SECONDS = 60.0
 """Seconds of known load after a restart of the operator until rates are reliable."""
 HELP = {
@@ -41,7 +41,7 @@ class Sample:
     """One of HELP."""
     value: float
     unit: str = ""
-    """Unit of a `demand_engines` sample; empty for other metrics."""
+    """One of UNITS for a `demand_engines` sample; empty for other metrics."""
     role: Role = "unified"
     """Role of the engines."""
 

@@ -19,7 +19,7 @@ LAST_EXACT_SIZE = 48
 VARIABILITY = 1.25
 """(1 + squared coefficient of variation of prompts) / 2."""
 MIN_PAST_REQUESTS = 20.0
-"""Smallest number of requests in a past that counts."""
+"""Smallest number of recent requests by which virtual fleets are judged."""
 RECORDED_DIGITS = 5
 """Significant digits of recorded values."""
 

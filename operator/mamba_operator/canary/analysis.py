@@ -1,7 +1,8 @@
 """`CandidateTrial`: decides whether the candidate is worse than the revision beside it. Pure.
 
-Requests are chosen for the candidate by a hash of their conversation, so both revisions answer alike ones at
-the same time. They are compared within one step only: in another step the load and the weight differ.
+Requests are chosen for the candidate by a hash of their conversation, so both revisions answer similar
+requests at the same time. The answers are compared within one step only: in another step the load and the
+weight differ.
 
 The comparison is repeated while counts grow, and each repetition could be a false alarm. Look number k of a
 measure may therefore spend only 1/(k(k+1)) of the error that the measure is allowed, which for any number of
@@ -43,7 +44,7 @@ class TrackCounts:
     """Texts of the candidate for copies of requests. A text has failed if it differs from the other
     revision's."""
     differences: Histogram = field(default_factory=Histogram)
-    """Numbers of the first tokens in which such texts differ."""
+    """Number of the first token that differs, for each text that has failed, counted by bucket."""
 
     def __add__(self, other: "TrackCounts") -> "TrackCounts":
         return TrackCounts(
@@ -213,7 +214,7 @@ class CandidateTrial:
 
 
 def p_value_of_share(texts: Attempts, bound: float) -> float:
-    """Return the one-sided p-value, 0 to 1, for a share of different texts above `bound`, by the binomial."""
+    """Return the one-sided p-value, 0 to 1, of the binomial test that more than `bound` of texts differ."""
     total, different = round(texts.total), round(texts.failed)
     if different <= bound * total:
         return 1.0

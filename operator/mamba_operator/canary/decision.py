@@ -1,6 +1,6 @@
 """`canary_decision`: decides in one pass about the step, engines, weight and end of a candidate. Pure.
 
-Called by `engine_rollout` while the engines' last ready revision serves and the spec's is another one. A step
+Called by `canary_choice` while the engines' last ready revision serves and the spec's is another one. A step
 begins with its engines: the weight of the step before stays in force until all of them are ready, so that no
 candidate is judged by a load that is meant for more engines.
 """
@@ -32,7 +32,7 @@ class CandidateFacts:
     recorded: CanaryState | None
     """State that the candidate's Deployment records; None = there is no candidate."""
     engines: WorkloadState
-    """The candidate's Deployment."""
+    """State of the candidate's Deployment."""
     runs_revision: bool
     """Whether the Deployment has the revision of the spec."""
     figures: CanaryFigures | None
@@ -49,7 +49,7 @@ class CandidateFacts:
 
 @dataclass(frozen=True, slots=True)
 class CopyShare:
-    """How many copies of requests a candidate may get."""
+    """The limits of the copies of requests that a candidate gets."""
 
     percent: int
     """Share of the conversations that are copied, in per cent."""

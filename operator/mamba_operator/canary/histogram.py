@@ -1,4 +1,4 @@
-"""`Histogram`: numbers of durations in buckets, and the test whether one has longer ones. Pure.
+"""`Histogram`: numbers of durations in buckets, and the test whether those of one histogram are longer. Pure.
 
 The test is that of Mann and Whitney on buckets: it assumes no shape of the distribution, and a few very long
 durations decide nothing. A tolerance is applied by stretching the durations of the other histogram first.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts durations by bucket, to compare those of two revisions."""
+    """The numbers of durations in buckets, by which two revisions are compared."""
 
     bounds: tuple[float, ...] = ()
     """Upper bounds of the buckets in seconds, rising; the last one is infinite."""
@@ -79,7 +79,7 @@ class Histogram:
 
 
 def _shared(low: float, high: float, begin: float, end: float) -> float:
-    """Return the part of [low, high] that lies in [begin, end], on a logarithmic scale."""
+    """Return the share of [low, high] that lies in [begin, end], on a logarithmic scale."""
     inner = math.log(min(high, end) / max(low, begin)) if max(low, begin) < min(high, end) < math.inf else 0.0
     if math.isinf(end) and high > begin:
         inner = math.log(high / max(low, begin))

@@ -21,7 +21,7 @@ Verb = Literal["pause", "resume", "promote", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class CanaryState:
-    """Which step one candidate is in, as its Deployment records it."""
+    """The step that one candidate is in, as its Deployment records it."""
 
     revision: str
     """Value of the label `revision` of the candidate's pods."""

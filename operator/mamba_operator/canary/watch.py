@@ -1,6 +1,7 @@
-"""`CanaryWatch`: polls gateways for what candidates and the revisions beside them answer, and compares both.
+"""`CanaryWatch`: polls gateways for the answers of candidates and of the revisions beside them.
 
-Wired by `main`; a pass decides by the figures (`decision`). A restarted operator begins its counts anew.
+Wired by `main`. `CandidateTrial` compares the answers, and a pass decides by the figures (`decision`). A
+restarted operator begins its counts anew.
 """
 
 import time
@@ -51,7 +52,7 @@ class GatewayCounts:
     texts: Attempts
     """Texts for copies of requests. A text has failed if it differs from the other revision's."""
     differences: Histogram
-    """Numbers of the first tokens in which such texts differ."""
+    """Number of the first token that differs, for each text that has failed, counted by bucket."""
 
 
 def read_counts(text: str, deployment: str) -> GatewayCounts:
@@ -143,7 +144,7 @@ class _Progress:
 def _answers(track: str, selection: _Selection, before: GatewayCounts, now: GatewayCounts) -> Attempts:
     """Return the answers and failures of a track at one gateway since `before`.
 
-    They are for requests of clients, or in the phase of copies for copies and their originals.
+    In the phase of copies only copies and their originals count, in a step the requests of clients.
     """
     if selection.state.step == SHADOW_STEP:
         return increase(before.copies[track], now.copies[track])

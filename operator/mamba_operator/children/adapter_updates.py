@@ -22,7 +22,7 @@ PASS_WAIT_SECONDS = 2.0
 ADAPTER_RETRY_SECONDS = 15.0
 """Time after which an engine that does not serve its adapters is asked again."""
 NO_PLACE = 409
-"""Status of a load for which no place is free, at least for now."""
+"""HTTP status of an engine that has no free place for an adapter now."""
 
 
 async def give_adapters(update: AdapterUpdate, token: str, call: AdminCall) -> AdapterOutcome:
@@ -116,7 +116,7 @@ class AdapterUpdates:
         return bool(ended)
 
     def keep(self, runs: Sequence[str]) -> bool:
-        """Forget the attempts of all engines but those with `runs`; return whether an attempt is left."""
+        """Cancel and forget all attempts but those of the engines with `runs`; return whether one is left."""
         for run in self._attempts.keys() - {*runs}:
             self._attempts.pop(run).task.cancel()
         return bool(self._attempts)

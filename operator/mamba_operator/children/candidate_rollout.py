@@ -1,8 +1,8 @@
 """`canary_choice`: decides whether engines keep their revision while a candidate is tried beside them. Pure.
 
-Called by `engine_rollout` for a spec that asks for canaries. Until the candidate is
-promoted, the engine Deployment keeps the ready revision; then it is rolled out as any other revision, and
-the candidate serves until all engines are ready.
+Called by `engine_rollout` for a spec that asks for canaries. Until the candidate is promoted, the engine
+Deployment keeps the ready revision. Then the candidate's revision is rolled out like any other, and the
+candidate serves until all engines are ready.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class CanaryPass:
     revision: EngineRevision
     """The candidate's revision."""
     stable: str
-    """Label of the revision beside it."""
+    """Label of the revision beside the candidate."""
     steps: int
     engines: WorkloadState
     figures: CanaryFigures | None

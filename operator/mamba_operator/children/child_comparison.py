@@ -55,7 +55,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class ChildComparison:
-    """Which children have to be written, and which are up to date."""
+    """The children that have to be written, and those that are up to date."""
 
     applies: tuple[Apply, ...]
     """Changes in the order of the desired children."""
@@ -216,8 +216,8 @@ def _list_differences(desired: list[Any], observed: list[Any], path: str) -> Ite
 def _identity(items: list[Any]) -> tuple[str, ...] | None:
     """Return the first of `IDENTITIES` by which the items of a list can be told apart.
 
-    Every item has its fields, with values that differ between items. None = there is none, or not all items
-    are objects: the items are then compared by their positions in the list.
+    Every item has all fields of the result, with values that differ between items. None = no entry fits, or
+    not all items are objects: the items are then compared by their positions in the list.
     """
     if not items or not all(isinstance(item, Mapping) for item in items):
         return None

@@ -31,7 +31,7 @@ QUEUE_POLL_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class EngineRollout:
-    """Which revision the engines of one role run, and how they get there."""
+    """The revision that the engines of one role run, and the steps to it."""
 
     context: Context
     """The context that was passed in, with the revision and the steps filled in."""
@@ -230,7 +230,7 @@ def _lacks_room(snapshot: Snapshot, engines: Sequence[EngineRollout], now: datet
 
 @dataclass(frozen=True, slots=True)
 class ReadyRecord:
-    """Which revision was ready last, and the write that records it."""
+    """The revision that was ready last, and the write that records it."""
 
     revision: str | None
     """Label of the engine pods; None = no revision has been ready yet."""

@@ -27,7 +27,7 @@ from mamba_operator.render.access import admin_secret, engine_key_secret, mounts
 
 @dataclass(frozen=True, slots=True)
 class KeyRollout:
-    """How far the key is introduced or removed: who presents it, and who requires it."""
+    """One step of the introduction or removal of the gateways' key: who presents it, and who requires it."""
 
     presented: bool = False
     """Whether gateways present the key to engines."""

@@ -31,7 +31,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A child that a pass could not write, and why."""
+    """Something that a pass could not do, such as write a child or read the spec, and why."""
 
     reason: Reason
     message: str

@@ -281,7 +281,10 @@ def _up_to_date(parts: _Summarized, view: ConditionInputs, generation: int) -> C
 
 
 def _repeat(up_to_date: ConditionResult, applies: bool) -> ConditionResult:
-    """Return UpToDate inverted, for tools that know only Reconciling and Stalled."""
+    """Return Reconciling or Stalled: true if UpToDate is False for a cause of this condition (`applies`).
+
+    Both are for tools that do not know UpToDate.
+    """
     status: ConditionStatus = "True" if up_to_date.status == "False" and applies else "False"
     return ConditionResult(status, up_to_date.reason, up_to_date.message)
 

@@ -57,7 +57,7 @@ class ReconcilePlan:
     ready_revision: str | None = None
     """Label of the last revision of which all engine pods were ready."""
     failed: FailedRevision | None = None
-    """The revision of the spec, if it did not become ready and engines were rolled back."""
+    """The revision of the spec, if it failed and engines were rolled back; None = it did not."""
     canary: CanaryStatus | None = None
     """The canary under way; None = there is none."""
     scaling: ScalingStatus | None = None

@@ -59,7 +59,7 @@ class FrontProxy:
     ) -> UserInfo | None:
         """Return the user for whom the API server asks.
 
-        The result is None if the client has no certificate, or one of another name than the API server's, and
+        The result is None if the client has no certificate, or one of another name than the API server's, or
         if the headers name no user.
 
         Args:

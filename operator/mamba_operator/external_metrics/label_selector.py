@@ -33,7 +33,7 @@ def _requirement(part: str) -> Requirement:
     if match := _SET.fullmatch(part):
         key, values = match["key"], {value.strip() for value in match["values"].split(",")}
         if not all(re.fullmatch(_VALUE, value) for value in values):
-            raise SelectorInvalid(f"label selector: {part!r}")
+            raise SelectorInvalid(f"the label selector has an invalid part: {part!r}")
         if match["op"] == "in":
             return lambda labels: labels.get(key) in values
         return lambda labels: labels.get(key) not in values
@@ -45,4 +45,4 @@ def _requirement(part: str) -> Requirement:
     if match := _EXISTS.fullmatch(part):
         key, must_exist = match["key"], match["not"] is None
         return lambda labels: (key in labels) is must_exist
-    raise SelectorInvalid(f"label selector: {part!r}")
+    raise SelectorInvalid(f"the label selector has an invalid part: {part!r}")

@@ -134,7 +134,7 @@ class PinnedVerdict:
 
     verdict: MemoryVerdict
     planner_input: PlannerInput | None
-    """Arguments of the planner; None where they were incomplete."""
+    """Arguments of the planner; None where they are incomplete or unusable."""
     annotation: str | None = None
     """Value of the annotation `planned-for`; None where the spec states the memory."""
     difference: str | None = None

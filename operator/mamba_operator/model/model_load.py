@@ -1,8 +1,8 @@
 """`model_load`: the state of a model's download to its volume, from the Job, its pods and its record. Pure.
 
 Called by `plan`. Engines of a new revision are created once its model is downloaded; until then the running
-engines stay. A download is identified by a hash of the URI, of those of the adapters, of the claim and of the
-annotation `restarted-at`: if one of them changes, the model is downloaded again.
+engines stay. A download is identified by a hash of the URIs of the model and its adapters, of the claim, and
+of the annotation `restarted-at`: if one of them changes, the model is downloaded again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -88,7 +88,7 @@ class LoadPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """How far the download of a model is, and what a pass has to write for it."""
+    """The progress of the download of a model, and the object that a pass has to write for it."""
 
     message: str
     """Text for a condition of the status."""
@@ -271,7 +271,7 @@ def _recorded(download: _Download) -> ModelLoad:
 
 def _volume_busy(download: _Download) -> ModelLoad:
     pod = running_loader(download.snapshot.pods)
-    message = f"the download begins once pod {pod} has ended, because that still downloads to the same volume"
+    message = f"the download begins once pod {pod} has ended, because it still downloads to this volume"
     return ModelLoad(message, keep=download.keep)
 
 

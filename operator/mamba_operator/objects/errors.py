@@ -6,8 +6,8 @@ OperatorError
 │   ├── Conflict            409: a concurrent write; observed again and retried at once
 │   ├── NotFound            404: the object or its kind does not exist
 │   ├── Forbidden           401, 403: RBAC lacks a rule; the message names verb and resource
-│   └── ObjectRejected      400, 413, 422, and 403 of an admission plugin (a quota, a volume that cannot
-│       │                   grow): the object breaks a rule; the message is the server's
+│   └── ObjectRejected      400, 405, 413, 415, 422, and 403 of an admission plugin (a quota, a volume that
+│       │                   cannot grow): the object breaks a rule; the message is the server's
 │       ├── ImageVolumesMissing a pod mounts an image, and the cluster has no such volumes
 │       └── NotInSchema     500 of an apply: a field that the kind does not have; condition InvalidSpec
 ├── NameTaken               a child's name belongs to somebody else's object; condition ApplyFailed
@@ -69,7 +69,7 @@ class Forbidden(ClusterError):
 
 
 class ObjectRejected(ClusterError):
-    """The API server answered 400, 413 or 422, or an admission plugin answered 403."""
+    """The API server answered 400, 405, 413, 415 or 422, or an admission plugin answered 403."""
 
 
 class ImageVolumesMissing(ObjectRejected):

@@ -43,7 +43,7 @@ def indexed(kind: Kind, body: Mapping[str, Any]) -> dict[Key, Manifest]:
 
 
 def _without_managed_fields(kind: Kind, body: Mapping[str, Any]) -> Manifest:
-    """Return the object without its managed fields."""
+    """Return the object without its managed fields, with its kind filled in."""
     meta = {name: value for name, value in metadata(body).items() if name != "managedFields"}
     return {**body, "apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta}
 
@@ -63,7 +63,7 @@ def compact(value: Any) -> Any:
 class Indices:
     """The objects that watches have shown, by their owner. One instance per active operator.
 
-    There are none until kopf has listed them.
+    All indices are empty until kopf has listed the objects.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -116,7 +116,7 @@ class Indices:
 
     @property
     def unconfirmed(self) -> int:
-        """Return the number of created children that watches have not shown yet."""
+        """Number of created children that watches have not shown yet."""
         return sum(map(len, self._created.values()))
 
     def of(self, kind: Kind, key: Key) -> list[Manifest]:

@@ -20,13 +20,13 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """Return the API group; empty for the core group."""
+        """API group; empty for the core group."""
         group, slash, _ = self.api_version.partition("/")
         return group if slash else ""
 
     @property
     def version(self) -> str:
-        """Return the version inside the group."""
+        """Version inside the group."""
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:

@@ -22,7 +22,7 @@ class Key:
 
     @property
     def instance(self) -> str:
-        """Return the label LABEL_INSTANCE of the object's children."""
+        """Value of the label LABEL_INSTANCE of the object's children."""
         return names.instance(self.kind, self.name)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ def metadata(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def section(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the section `name` of a manifest; empty if it is absent, or invalid and no object."""
+    """Return the section `name` of a manifest; empty if it is absent or no JSON object."""
     value = parent.get(name)
     return value if isinstance(value, Mapping) else {}
 
@@ -69,7 +69,7 @@ def annotation(manifest: Mapping[str, Any], name: str) -> str | None:
 
 
 def pod_revision(pod: Manifest) -> str | None:
-    """Return the label `revision` of a pod; None if it has none, as a pod that is no engine."""
+    """Return the label `revision` of a pod; None without the label, for example for a gateway."""
     return (metadata(pod).get("labels") or {}).get(names.LABEL_REVISION)
 
 
@@ -94,7 +94,7 @@ def owner_uid(manifest: Mapping[str, Any]) -> str | None:
 
 
 def owner_identity(manifest: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the kind and name of the object of ours that controls the object, if one does."""
+    """Return kind and name of the MambaDeployment or MambaGateway that controls the object, if one does."""
     owner = _controller(manifest)
     return (str(owner["kind"]), str(owner.get("name"))) if owner is not None else None
 
@@ -112,7 +112,7 @@ def _controller(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def is_terminating(manifest: Mapping[str, Any]) -> bool:
-    """Return whether the object is being deleted and waits for its finalizers."""
+    """Return whether the object is being deleted but still exists."""
     return bool(metadata(manifest).get("deletionTimestamp"))
 
 

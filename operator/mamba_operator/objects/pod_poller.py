@@ -24,7 +24,7 @@ Report = TypeVar("Report")
 
 
 class PodPoller(ABC, Generic[Selection, Report]):
-    """Base of the parts of the operator that poll one kind of report, for all deployments.
+    """Base of the pollers, each of which reads one kind of report from the pods of all deployments.
 
     Args:
         indices: the objects of each deployment, as the operator's watches last saw them.

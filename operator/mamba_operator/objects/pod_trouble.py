@@ -89,7 +89,7 @@ class Trouble:
 def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
     """Return the most severe problem of all pods; None if there is no problem.
 
-    Of equally severe ones, the first by the pod's name counts.
+    Of equally severe problems, the one of the first pod by name counts.
     """
     ordered = sorted(pods, key=name_of)
     problems = [problem for pod in ordered if _is_current(pod) for problem in _pod_troubles(pod, now)]
@@ -109,7 +109,7 @@ def _is_current(pod: Manifest) -> bool:
 
 
 def _failures(pods: Sequence[Manifest], now: datetime) -> Iterator[Trouble]:
-    """Yield the problem of a component whose pods nodes refuse or evict one after the other.
+    """Yield the problem of a component whose pods are refused or evicted by nodes one after the other.
 
     Living pods do not show it, because a Deployment creates the next pod at once.
     """
@@ -123,7 +123,7 @@ def _failures(pods: Sequence[Manifest], now: datetime) -> Iterator[Trouble]:
 def replaced_failure(pods: Iterable[Manifest], now: datetime) -> str:
     """Return the failure of the last engine pod, such as an eviction, that another pod now replaces.
 
-    Empty without a recent one. A single failure is not reported as a problem.
+    Empty if none failed recently. A single failure is not reported as a problem.
     """
     recent = _failed([pod for pod in pods if is_engine(pod)], now, SINGLE_FAILURE_SECONDS)
     return _failure(min(recent, key=lambda pod: _since(pod, now))).removesuffix(".") if recent else ""
@@ -393,7 +393,7 @@ def _memory(pod: Manifest, container: dict[str, Any]) -> str:
 
 
 def _mounts(pod: Manifest) -> str:
-    """Return the volumes' sources that have to exist before the pod can start."""
+    """Name what the pod waits for: its network, and the objects that its volumes mount."""
     sources = []
     for volume in (pod.get("spec") or {}).get("volumes") or ():
         if secret := (volume.get("secret") or {}).get("secretName"):

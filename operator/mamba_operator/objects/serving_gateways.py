@@ -1,9 +1,8 @@
 """`serving_gateways`: the gateway pods that send requests to the engines of one MambaDeployment.
 
-Those are its own, and those of the MambaGateways that serve its model. The watches of roll-outs and canaries
-read them, and so does the autoscaler: whoever reads the deployment's own gateways alone learns nothing of
-clients of a shared address.
-Reads the watches; makes no request.
+The pods belong to the deployment's own gateway and to the MambaGateways that serve its model. `RolloutWatch`,
+`CanaryWatch` and the autoscaler read the reports of all of them: the deployment's own gateway alone knows
+nothing of clients of a shared address. This module reads the watches and makes no request.
 """
 
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from mamba_operator.objects.pod_trouble import answers, is_gateway
 
 
 def serving_gateways(indices: Indices, key: Key) -> list[Manifest]:
-    """Return the pods of gateways in front of a deployment that answer, its own pods first.
+    """Return the ready gateway pods in front of a deployment, those of its own gateway first.
 
     The MambaGateways that serve the deployment are found by their status, which the operator writes.
     """
@@ -25,7 +24,7 @@ def serving_gateways(indices: Indices, key: Key) -> list[Manifest]:
 
 
 def shared_gateways(indices: Indices, key: Key) -> Iterator[tuple[Key, list[str]]]:
-    """Yield the MambaGateways that serve a deployment, each with its names of the deployment's model."""
+    """Yield each MambaGateway that serves a deployment, with its names of the model and of the adapters."""
     for gateway in indices.keys(MAMBA_GATEWAY):
         if gateway.namespace == key.namespace:
             served = [name for one in indices.of(MAMBA_GATEWAY, gateway) for name in _served(one, key.name)]

@@ -25,7 +25,7 @@ VALID_SECONDS = 300.0
 
 
 class NodeReader:
-    """Reads the nodes with GPUs for all passes, and again only after some seconds."""
+    """Reads the nodes with GPUs for all passes, at most once in `SHARED_SECONDS`."""
 
     def __init__(self, client: KubeClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -37,7 +37,7 @@ class NodeReader:
 
     @property
     def is_old(self) -> bool:
-        """Whether the nodes have to be read again before a plan that depends on them is known."""
+        """Whether the list of nodes is too old to conclude from it that a plan is unchanged."""
         return self._clock() - self._read_at > VALID_SECONDS
 
     async def read(self) -> tuple[Node, ...]:

@@ -35,22 +35,22 @@ class ReportedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One MambaDeployment as a pass has read it, with its children, its pods and the nodes."""
+    """One MambaDeployment or MambaGateway as a pass has read it, with its children, pods and nodes."""
 
     key: Key
     owner: Manifest | None
-    """The MambaDeployment as the API server returned it; None when it is gone."""
+    """The object as the API server returned it; None when it is gone."""
     children: Mapping[Ref, Manifest] = field(default_factory=dict)
-    """Objects with the labels of the MambaDeployment that it controls by owner reference."""
+    """Objects with the labels of the owner's children that the owner controls by owner reference."""
     foreign: Mapping[Ref, Manifest] = field(default_factory=dict)
-    """Objects with its labels that it does not control. The operator takes one over only if it is a former
-    child of a deleted MambaDeployment with the same name."""
+    """Objects with the labels of the owner's children that the owner does not control. The operator takes one
+    over only if it is a former child of a deleted object with the same kind and name."""
     pods: tuple[Manifest, ...] = ()
-    """Pods of engines and gateway."""
+    """Pods of engines, gateways and loaders."""
     not_served: Mapping[str, str] = field(default_factory=dict)
     """Optional kinds that this cluster does not serve, each with the reason."""
     model_config: Mapping[str, Any] | None = None
-    """config.json of a model that ships with the package; None = only the spec may contain one."""
+    """config.json of the model, if the model ships with the package; otherwise None."""
     nodes: tuple[Node, ...] = ()
     """Nodes with GPUs; empty where the spec states the memory, or nodes may not be read."""
 
@@ -95,7 +95,7 @@ class Snapshot:
     """Last reported progress of each running loader pod, by its name."""
 
     reported: ReportedPlan | None = None
-    """Plan that an engine of `role` has reported last; None = no engine has, as where the operator plans."""
+    """Plan that an engine of `role` reported last; None = none was fetched, as where the operator plans."""
 
     reported_by_role: Mapping[Role, ReportedPlan] = field(default_factory=dict)
     """Plan that an engine of each role has reported last."""
@@ -107,7 +107,7 @@ class Snapshot:
     """The workload that the engines of each role measure."""
 
     role: Role = "unified"
-    """Role of the engines in `pods`."""
+    """Role of the engines in `pods`, in a snapshot of `of_pool`; otherwise `pods` has all engines."""
 
     candidates: tuple[Manifest, ...] = ()
     """Engine pods of a canary's new revision, where `pods` are the pods of one role."""
@@ -153,7 +153,7 @@ class Snapshot:
 
     @property
     def uid(self) -> str:
-        """Identity of the owner; empty when it is gone."""
+        """uid of the owner; empty when the owner is gone."""
         return str(self.owner["metadata"].get("uid", "")) if self.owner else ""
 
     def child(self, kind: str, name: str) -> Manifest | None:

@@ -31,7 +31,7 @@ STANDBY_POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseName:
-    """Which lease an operator takes, under which identity, and its times in seconds."""
+    """The lease that an operator takes, the name by which it takes the lease, and the times of the lease."""
 
     namespace: str
     name: str
@@ -43,7 +43,7 @@ class LeaseName:
 
 
 class Leadership:
-    """Takes a lease, of which only one operator is the holder, and renews it while work runs."""
+    """Takes a lease, which only one operator can hold at a time, and renews it while work runs."""
 
     def __init__(self, client: KubeClient, lease: LeaseName) -> None:
         self._client = client
@@ -51,17 +51,17 @@ class Leadership:
         self._watched: ObservedLease | None = None
         self._current: Manifest | None = None
         self.holds = False
-        """Whether this candidate may act now."""
+        """Whether this process holds the lease and may act now."""
         self.informed = False
-        """Whether the lease was ever read: a standby that could take over is as ready as the leader."""
+        """Whether the lease was ever read: a standby that could take over is as ready as the holder."""
 
     @property
     def holder(self) -> str | None:
-        """Return the holder of the lease when it was last read, before any write; None = nobody held it."""
+        """Holder of the lease when it was last read, before any write; None = nobody held it."""
         return self._watched.record.holder if self._watched else None
 
     async def hold(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the lease, then run `work` while this candidate holds it.
+        """Wait for the lease, then run `work` while this process holds it.
 
         Raises:
             LeadershipLost: another operator may act now; `work` was cancelled first.
@@ -121,14 +121,14 @@ class Leadership:
 
     @property
     def lasts(self) -> float:
-        """Return the duration in seconds that the holder requested, as last read; 0 = no holder."""
+        """Duration in seconds that the holder requested, as last read; 0 = there is no lease."""
         return self._watched.record.duration if self._watched is not None else 0.0
 
     async def step(self, duration: float | None = None) -> bool:
-        """Read the lease and write it at most once; return whether this candidate holds it afterwards.
+        """Read the lease and write it at most once; return whether this process holds it afterwards.
 
-        It does not if another candidate holds it, or was faster to write it. `duration` is the seconds to
-        request from now on; None = as before.
+        It does not if another process holds the lease, or was faster to write it. `duration` is the seconds
+        to request from now on; None = as before.
         """
         if duration is not None:
             self._lease = replace(self._lease, duration=duration)
@@ -146,7 +146,7 @@ class Leadership:
             else:
                 await self._client.replace(self._manifest(self._current, move, record))
         except Conflict:
-            # Another candidate was faster; a holder that lost a race sees the winner at the next read.
+            # Another process was faster; a holder that lost a race sees the winner at the next read.
             return False
         return True
 

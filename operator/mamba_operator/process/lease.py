@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class LeaseAction(StrEnum):
-    """Names what a candidate does about the lease now."""
+    """The action of one process that wants a lease or holds it."""
 
     TAKE = "take"
     RENEW = "renew"
@@ -31,7 +31,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """Holds what a candidate has read of a lease, and since when, in seconds of our own monotonic clock."""
+    """A lease as one process has last read it, and since when the process has seen it unchanged."""
 
     record: LeaseRecord
     since: float
@@ -49,7 +49,7 @@ def observe_lease(previous: ObservedLease | None, record: LeaseRecord, now: floa
 
 
 def lease_action(watched: ObservedLease | None, identity: str, now: float) -> LeaseAction:
-    """Return what the candidate `identity` does at `now`, in seconds of our own monotonic clock.
+    """Return the action of the process `identity` at `now`, in seconds of our own monotonic clock.
 
     `watched` is None while there is no lease.
     """

@@ -28,7 +28,7 @@ class LoopLag:
         self._clock = clock
         self._beat = clock()
         self.worst = 0.0
-        """Longest delay of the last beat, in seconds."""
+        """Delay of the last beat, in seconds."""
 
     async def run(self) -> None:
         """Measure the delay of a timer every `BEAT_SECONDS`, until the task is cancelled."""

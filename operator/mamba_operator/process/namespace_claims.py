@@ -48,7 +48,7 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """Return whether this release holds the claim now."""
+        """Whether this release holds the claim now."""
         return asyncio.get_running_loop().time() < self.valid_until
 
     async def acquire(self, period: float) -> bool:
@@ -79,7 +79,7 @@ class Claim:
         )
         before, self.other_holder = self.other_holder, None if acquired else self._lease.holder
         if self.other_holder is not None and self.other_holder != before:
-            advice = "uninstall one of them, or give each release watchNamespaces of its own"
+            advice = "uninstall one of the two releases, or give each its own watchNamespaces"
             log.error(
                 "namespace_of_another", namespace=self._namespace, served_by=self.other_holder, advice=advice
             )
@@ -112,7 +112,9 @@ class NamespaceClaims:
         """By object that is left alone: the message that was reported last."""
 
     async def __call__(self, key: Key) -> float | None:
-        """Do the work, or leave it to another release and check again later while the object exists.
+        """Reconcile the object, or leave it to another release and check again later while it exists.
+
+        Return the seconds until the next call; None = no further one is needed.
 
         Raises:
             ClusterError: the claim could not be read; errors of the work pass through, too.
@@ -194,5 +196,5 @@ class NamespaceClaims:
 
     @property
     def _period(self) -> float:
-        """Return the seconds in which each claim is renewed once."""
+        """Seconds in which each claim is renewed once."""
         return max(RENEW_EVERY, SECONDS_PER_NAMESPACE * len(self._claims))

@@ -43,7 +43,7 @@ async def run_watches(
 ) -> None:
     """Watch these namespaces, or the whole cluster without any, until cancelled.
 
-    When it ends, kopf cancels all tasks that are younger than the watches, ours included. `take_signals` is
+    When kopf ends, it cancels all tasks that are younger than the watches, ours included. `take_signals` is
     called as soon as kopf has installed its signal handlers, which would end its watches and nothing else.
     """
     older = asyncio.all_tasks()

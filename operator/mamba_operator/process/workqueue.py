@@ -1,4 +1,4 @@
-"""The work queue: the MambaDeployments that are due. One key is never reconciled twice at the same time.
+"""The work queue: the keys of the objects that are due. One key never runs twice at the same time.
 
 Several wake-ups of a waiting key count as one; a wake-up of a running key makes it run once more. Failures
 are retried with exponential back-off and jitter. The queue knows nothing of Kubernetes; randomness is a
@@ -19,7 +19,7 @@ MIN_RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Says how long to wait after failures: `first * 2**n` seconds before retry n, at most `most`.
+    """Says how long to wait: `first * 2**n` seconds after n + 1 failures in a row, at most `most`.
 
     A random part up to `jitter` is taken off.
     """
@@ -37,7 +37,7 @@ class RetryPolicy:
 class WorkQueue(Generic[K]):
     """Keeps the keys that are due or will be, each once, and lets workers process them.
 
-    `backoff` says how long to wait after failures, by numbers of `random_unit`, from 0 to 1.
+    `backoff` says how long to wait after failures; `random_unit` returns random numbers in [0, 1) for it.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ class WorkQueue(Generic[K]):
         return max((now - start for start in self._running.values()), default=0.0)
 
     async def run(self, work: Callable[[K], Awaitable[float | None]], workers: int) -> None:
-        """Work on due keys until cancelled. `work` returns the seconds until the key is due again."""
+        """Work on due keys until cancelled.
+
+        `work` returns the seconds until the key is due again; None = not before it is added again.
+        """
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._worker(work))

@@ -1,8 +1,8 @@
 """Access objects: the pods' account, the gateway's role, the keys of engines, the network policies. Pure.
 
 Engines have two keys: the admin token of the operator, and the key that they require of gateways where
-`spec.gateway.auth` requires one of clients. Each deployment has its own: engines never see the keys of
-clients, which may be replaced at any time.
+`spec.gateway.auth` requires API keys of clients. Each deployment has engine keys of its own: engines never
+see the keys of clients, which may be replaced at any time.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ def service_account(context: Context) -> Manifest:
 
 
 def wake_request(context: Context) -> Manifest:
-    """Return the empty ConfigMap into which gateways write when they need an engine.
+    """Return the empty ConfigMap into which gateways write when they need an engine, or when Redis fails.
 
     Gateways get an object of their own for this: write access to the MambaDeployment would let them run any
     pod as its owner.
@@ -41,7 +41,7 @@ def wake_request(context: Context) -> Manifest:
 
 
 def gateway_role(context: Context) -> Manifest:
-    """Return the gateway's role. RBAC cannot restrict lists to names, but it restricts writes to one."""
+    """Return the gateway's role. RBAC cannot restrict lists to names, but restricts writes to one object."""
     return {
         **child(context, ROLE, context.children.gateway, "gateway"),
         "rules": [
@@ -125,7 +125,7 @@ def _transfers(owner: str, transport: Transport) -> dict[str, Any]:
 def picker_policy(context: Context) -> Manifest | None:
     """Return the policy that lets only the proxy's namespace reach the endpoint picker.
 
-    None without an InferencePool, which alone has a picker. The endpoint picker reveals the engines' key to
+    None without an InferencePool: there is no picker then. The endpoint picker reveals the engines' key to
     any caller that presents a client's key. All other ports stay open to everybody, as without the policy.
     """
     if not (proxies := _proxies(context)):
@@ -167,7 +167,7 @@ KEY_FILE = f"{MOUNT}/{names.ENGINE_KEY_KEY}"
 
 
 def engine_key_secret(context: Context, token: str) -> Manifest:
-    """Return the Secret with the key.
+    """Return the Secret with the key that engines require of gateways.
 
     The key is derived from `token`, the token of the admin port, and does not reveal it. The name of the key
     lets gateways speak for clients and read cached prefixes.
@@ -181,7 +181,7 @@ def engine_key_secret(context: Context, token: str) -> Manifest:
 
 
 def key_volume(context: Context) -> dict[str, Any]:
-    """Return the volume of a pod that requires the key or presents it."""
+    """Return the volume with the engines' key, for pods that require the key or present it."""
     return {"name": VOLUME, "secret": {"secretName": _secret_name(context), "defaultMode": 0o440}}
 
 

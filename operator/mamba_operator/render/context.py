@@ -25,9 +25,9 @@ from mamba_planner.model_report import ModelReport
 
 @dataclass(frozen=True, slots=True)
 class DefaultImages:
-    """Which images pods get if their MambaDeployment names none.
+    """The images that pods get if their MambaDeployment or MambaGateway names none.
 
-    By default they are of the operator's own version.
+    By default the images are of the operator's own version.
     """
 
     engine: str = names.IMAGE
@@ -108,16 +108,16 @@ class EngineRevision:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Holds what the children of a canary's candidate need to know about it."""
+    """The facts about a canary's candidate from which its children are rendered."""
 
     revision: EngineRevision
     replicas: int
     weight: int
-    """Share of the conversations that it gets, in per cent."""
+    """Share of the conversations that the candidate gets, in per cent."""
     state: str
     """Text of the annotation `canary-state`."""
     shadow_percent: int = 0
-    """Share of the conversations of which it gets copies, in per cent."""
+    """Share of the conversations of which the candidate gets copies, in per cent."""
     shadow_copies: int = 0
     """Largest number of copies of one gateway at once."""
 
@@ -135,11 +135,11 @@ class Context:
     """Id of the key from which the admin token is derived; empty = the token is random, so that the operator
     cannot send updates to engines."""
     tuned: str | None = None
-    """Annotation with the settings that running engines apply; None where engines accept no updates."""
+    """Annotation with hash and last change of the live settings; None where engines accept no updates."""
     adapters: str | None = None
-    """Annotation with the adapters with which engines start; None where engines accept no updates."""
+    """Annotation with hash and last change of the adapters; None where engines accept no updates."""
     planned_for: str | None = None
-    """Annotation with the inputs of the memory plan; None where the spec gives the amount of memory."""
+    """Annotation with the GPU memory of the memory plan; None where the spec states the memory."""
     chosen_for: str | None = None
     """Annotation with the measured traffic for which the strategy was chosen; None without a measurement."""
     loaded: ModelReport | None = None
@@ -175,7 +175,7 @@ class Context:
 
     @property
     def children(self) -> names.Children:
-        """Return the names that the children of the deployment have; the engines' are those of the role."""
+        """Names of the deployment's children; the names of the engines' children are those of the role."""
         return names.Children(self.deployment.name, self.role)
 
     @property
@@ -191,7 +191,7 @@ class Context:
 
     @property
     def admin_secret(self) -> str:
-        """Return the name of the Secret with the engines' admin token."""
+        """Name of the Secret with the engines' admin token."""
         return self.children.admin_secret(self.deployment.metadata.uid or "", self.key_id)
 
 

@@ -95,7 +95,7 @@ def engine_document(context: Context) -> dict[str, Any]:
         if disk.claim_name is not None:
             choice["disk_cache_shared"] = True
     if context.moves_states:
-        # A new engine fetches what those that serve are asked for most, before it is ready itself.
+        # A new engine first fetches the states that are requested most at the engines that serve.
         peers = f"{context.children.engines}.{context.deployment.namespace}.svc"
         choice |= {
             "transfer_host": EVERY_ADDRESS,
@@ -183,7 +183,7 @@ def _restart(context: Context) -> dict[str, str]:
 
 
 def _commit(context: Context) -> dict[str, str]:
-    """Return the annotation that keeps the copy of the model that a pod reads on the volume.
+    """Return the annotation that names the commit of a pod's model, so that loaders keep the model's copy.
 
     Copies of adapters, which change while engines serve, are kept by the settings in the ConfigMap.
     """

@@ -1,6 +1,6 @@
 """The gateway of a deployment: its pods, the Service X that users call, and the InferencePool. Pure.
 
-HTTPRoutes of the Gateway API can name the InferencePool, of which the gateway picks the engines.
+HTTPRoutes of the Gateway API can name the InferencePool, whose engines are picked by the gateway.
 """
 
 from typing import Any
@@ -118,7 +118,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
 
 
 def _key_limits(limits: Limits) -> dict[str, str]:
-    """Return the gateway's settings for keys, without their prefix."""
+    """Return the environment variables of the limits of API keys, without the prefix of their names."""
     values = {}
     if limits.per_key is not None:
         limits_per_key = limits.per_key

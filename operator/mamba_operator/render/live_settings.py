@@ -33,7 +33,7 @@ class LiveSettings:
 
     @property
     def digest(self) -> str:
-        """Return a hash of the settings."""
+        """Hash of the settings."""
         return digest(dict(self.settings))
 
     def annotation(self) -> str:
@@ -72,7 +72,7 @@ class RejectedUpdate:
     update: SettingsUpdate
     message: str
     final: bool
-    """Whether the engine refused the update; False = the engine gave no answer, so it is sent again."""
+    """Whether the engine refused the update; False = no answer or a server error, so it is sent again."""
 
 
 def restart_settings(document: Mapping[str, Any]) -> dict[str, Any]:

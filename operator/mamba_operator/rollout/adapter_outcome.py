@@ -19,7 +19,7 @@ class AdapterUpdate(EngineUpdate):
 
 @dataclass(frozen=True, slots=True)
 class AdapterOutcome:
-    """How the last attempt to give an engine its adapters ended."""
+    """The result of the last attempt to give an engine its adapters."""
 
     settings: str
     """Hash of the adapters."""

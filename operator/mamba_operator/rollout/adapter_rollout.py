@@ -1,8 +1,8 @@
 """Decision which adapters running engines load and unload, and with which ones new engines start. Pure.
 
 A change of `spec.model.adapters` replaces no pod: the operator carries it out at each running engine. New
-engines read their adapters from the ConfigMap X-engine. That keeps the previous adapters until one running
-engine serves the new ones, so that an adapter that cannot be loaded keeps no engine from starting again.
+engines read their adapters from the ConfigMap X-engine. The ConfigMap keeps the previous adapters until one
+running engine serves the new ones, so that an adapter that cannot be loaded keeps no engine from starting.
 """
 
 import json
@@ -23,14 +23,14 @@ from mamba_settings.live_settings import ADAPTERS
 
 @dataclass(frozen=True, slots=True)
 class AdapterRollout:
-    """Which adapters the engines of one role get now, and which engines still need theirs."""
+    """The adapters that the engines of one role get now, and the engines that still need theirs."""
 
     revision: EngineRevision
     """The revision with the adapters with which new engines start."""
     updates: tuple[AdapterUpdate, ...]
     """Running engines that may not serve the adapters of the spec yet."""
     annotation: str
-    """Note of the ConfigMap: hash of its adapters, and the time of their last change."""
+    """Annotation of the ConfigMap: hash of its adapters, and the time of their last change."""
 
 
 def adapter_rollout(

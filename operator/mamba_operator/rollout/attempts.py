@@ -25,7 +25,7 @@ MIN_RATE_RISE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Counts how many requests succeeded and failed, at one revision or at one engine."""
+    """The numbers of requests that succeeded and failed, at one revision or at one engine."""
 
     answered: float = 0.0
     failed: float = 0.0
@@ -34,12 +34,12 @@ class Attempts:
 
     @property
     def total(self) -> float:
-        """Return the number of attempts, answered or failed."""
+        """Number of attempts, answered or failed."""
         return self.answered + self.failed
 
     @property
     def rate(self) -> float:
-        """Return the share of attempts that failed; 0 without attempts."""
+        """Share of attempts that failed; 0 without attempts."""
         return self.failed / self.total if self.total else 0.0
 
     def __str__(self) -> str:
@@ -71,9 +71,11 @@ class AttemptWindow:
     ) -> bool:
         """Add one sample of the gateways' counters, and return whether attempts failed since the last one.
 
-        Args: timestamp: seconds of a monotonic clock. revisions: revision of each engine pod, by name.
-        gateways: counters by gateway pod; None = it did not answer, and its next sample covers both
-        intervals.
+        Args:
+            timestamp: seconds of a monotonic clock.
+            revisions: revision of each engine pod, by name.
+            gateways: counters by gateway pod; None = it did not answer, and its next sample covers both
+                intervals.
         """
         sample: dict[_Engine, Attempts] = {}
         for gateway, counts in gateways.items():
@@ -113,7 +115,7 @@ class AttemptWindow:
 
 
 def _worst(revision: str, engines: Mapping[_Engine, Attempts]) -> _Engine | None:
-    """Return the engine of the revision that failed most; None if fewer than two were tried."""
+    """Return the revision's engine with most failures; None without any, or if fewer than two were tried."""
     tried = [engine for engine, attempts in engines.items() if engine[0] == revision and attempts.total]
     if len(tried) < 2:
         return None

@@ -33,7 +33,7 @@ _PLACE = ("nodeSelector", "affinity", "priorityClassName", "runtimeClassName")
 
 @dataclass(frozen=True, slots=True)
 class InPlaceRollout:
-    """Whether old engines are removed before new ones start, and how many may be missing."""
+    """Decision whether old engines are removed before new ones start, and how many may be missing."""
 
     now: bool = False
     """Whether an old engine is removed before a new one starts."""

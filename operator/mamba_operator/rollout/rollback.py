@@ -61,7 +61,7 @@ FATAL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """Since when the engines of one deployment have been failing, and since when nothing has changed."""
+    """The times since which engines of one deployment have been failing, and since which none has changed."""
 
     failing_since: Mapping[str, datetime] = field(default_factory=dict)
     """Time since which each failing engine pod has failed without interruption, by the name of the pod."""
@@ -131,7 +131,7 @@ class RolloutFacts:
 
 @dataclass(frozen=True, slots=True)
 class RolloutOutcome:
-    """Whether the new revision stays, and if not, why."""
+    """Decision whether the new revision stays, with the reason if it does not."""
 
     taken_back: tuple[str, str] | None = None
     """Reason and message if the new revision is taken back; None = it stays."""
@@ -171,7 +171,7 @@ OF_READY_REVISIONS = frozenset({ERROR_RATE_ROSE, TTFT_ROSE, TPOT_ROSE, ANSWERS_D
 
 @dataclass(frozen=True, slots=True)
 class FailedRevision:
-    """Revision that was taken back, because it did not become ready or failed too many requests."""
+    """Revision that was taken back, because it did not become ready, was worse, or was aborted."""
 
     digest: str
     """Hash of the revision (`EngineRevision.digest`)."""
@@ -188,14 +188,14 @@ class FailedRevision:
 
 @dataclass(frozen=True, slots=True)
 class RevisionChoice:
-    """Which revision the engines are to have, and why, if it is not the spec's."""
+    """The revision that the engines are to have, with the reason if it is not the spec's."""
 
     instead: EngineRevision | None = None
     """Revision to run in place of the spec's; None = the spec's."""
     failed: FailedRevision | None = None
     """The failed revision that is the reason for `instead`."""
     requeue_after: float | None = None
-    """Seconds until a pod has been failing for too long."""
+    """Seconds until the choice may change by time alone; None = it does not."""
     queued: bool = False
     """Whether the engines keep their revision until other roll-outs have ended."""
 

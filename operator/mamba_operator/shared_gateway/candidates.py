@@ -1,6 +1,6 @@
 """`Candidate`: a MambaDeployment whose model a gateway may serve, as the gateway has to know it. Pure.
 
-Called by the plan of a gateway. `resolution` decides which names the candidates get.
+Called by `plan_gateway`. `resolution` decides which names the candidates get.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,7 +48,7 @@ class Candidate:
 
     @property
     def age(self) -> tuple[str, str]:
-        """Return the sort key of candidates: by age, the oldest first, and equally old ones by name."""
+        """Sort key of candidates: by age, the oldest first, and equally old ones by name."""
         return self.created_at, self.deployment
 
 

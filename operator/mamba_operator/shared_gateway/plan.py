@@ -1,4 +1,4 @@
-"""`plan_gateway`: decides what has to change for one MambaGateway. Pure; called by its reconciler."""
+"""`plan_gateway`: decides what has to change for one MambaGateway. Pure; called by `GatewayReconciler`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

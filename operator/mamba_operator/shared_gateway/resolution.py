@@ -17,7 +17,7 @@ from mamba_settings.models_document import MAX_ADAPTERS, MAX_MODELS, KeyAccess, 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Which names the models at one address have, and which names could not be given."""
+    """The names of the models at one address, and the names that could not be given."""
 
     document: ModelsDocument
     served: tuple[Candidate, ...]
@@ -38,13 +38,13 @@ class _Names:
     """Gives names to models, each name once, and collects sentences about conflicts."""
 
     aliases: Mapping[str, str]
-    """Model that the spec gives each alias to, by alias."""
+    """Model to which the spec gives each alias, by alias."""
     holders: dict[str, str] = field(default_factory=dict)
     """MambaDeployment of each model, by the model's name."""
     conflicts: list[str] = field(default_factory=list)
 
     def give(self, candidate: Candidate) -> bool:
-        """Give a candidate its served name, and return whether that was free."""
+        """Give a candidate its served name, and return whether that name was free."""
         name, deployment = candidate.served_name, candidate.deployment
         if (model := self.aliases.get(name)) is not None:
             self.conflicts.append(
@@ -62,7 +62,7 @@ class _Names:
         return False
 
     def give_object_name(self, candidate: Candidate) -> bool:
-        """Give a candidate the name of its object, and return whether that was free."""
+        """Give a candidate the name of its object, and return whether that name was free."""
         name = candidate.deployment
         if name in self.aliases or name in self.holders:
             return False
@@ -70,7 +70,7 @@ class _Names:
         return True
 
     def give_adapters(self, candidate: Candidate) -> Iterator[str]:
-        """Give a candidate the names of its adapters as far as they are free, and yield those."""
+        """Give a candidate the names of its adapters that are free, and yield these names."""
         for name in candidate.adapters:
             if name in self.aliases or name in self.holders:
                 holder = "an alias in the spec" if name in self.aliases else f"a name of {self.holders[name]}"

@@ -1,7 +1,8 @@
 """`workload_change`: decides when another strategy for measured traffic is announced and applied. Pure.
 
 Another strategy (the rival) has to be better by `MARGIN` for the time `HELD`. It is then announced, and
-applied after the time `NOTICE` if it is still better. The same rule later protects it against the next rival.
+applied after the time `NOTICE` if it is still better. The same rule later protects the new strategy against
+the next rival.
 """
 
 from dataclasses import dataclass
@@ -86,5 +87,5 @@ def _announced(old: ProposedStrategy, best: Alternative, now: datetime) -> Workl
 
 
 def gained(best: Alternative) -> str:
-    """Return the gain as text for users, such as 12%."""
+    """Return the gain as text for users, such as 12%, or that only the new strategy fits."""
     return f"{best.gain:.0%}" if isfinite(best.gain) else "it alone fits"

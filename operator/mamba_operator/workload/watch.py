@@ -43,7 +43,7 @@ class _EngineTraffic:
         self.answered_at: float | None = None
         """Time at which counters of an engine could last be compared with earlier ones."""
         self.reported, self.woken_at = recorded, float("-inf")
-        """The last measurement for which a pass was woken, and the time at which it was, in seconds."""
+        """The last measurement for which a pass was woken, and the time of that wake-up, in seconds."""
 
 
 class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
@@ -69,7 +69,7 @@ class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
         self._read = read
 
     def measured(self, key: Key) -> dict[Role, MeasuredWorkload]:
-        """Return the workload that engines measure, by role; without a current measurement, not the role."""
+        """Return the workload that engines measure, by role, except roles without a recent measurement."""
         workloads = {role: self._measured(traffic) for role, traffic in self._reports.get(key, {}).items()}
         return {role: workload for role, workload in workloads.items() if workload is not None}
 
@@ -107,8 +107,8 @@ class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
     ) -> bool:
         """Add the counts of the engines of one role; return whether a pass has to look at their traffic.
 
-        It need not before `SELDOM` seconds have passed since the last such pass, without a measurement, or if
-        the traffic has not changed clearly.
+        No pass has to look before `SELDOM` seconds have passed since the last one that had to, without a
+        measurement, or if the traffic has not changed clearly.
         """
         traffic = traffics.get(role)
         if traffic is None:
