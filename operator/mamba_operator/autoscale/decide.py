@@ -285,7 +285,8 @@ def _woken(observation: Observation, grow: _Recommendation) -> _Recommendation:
     waiting = waiting_requests(observation.traffic)
     if not waiting and not observation.woken:
         return _Recommendation(engines=0, binding="idle", why="no engine runs and no request waits for one")
-    why = f"{waiting} requests wait and no engine runs"
+    cause = f"{waiting} requests wait" if waiting else "a gateway has asked for an engine"
+    why = f"{cause} and no engine runs"
     return _Recommendation(engines=grow.engines, binding="wake", why=why)
 
 

@@ -12,7 +12,7 @@ class OperatorMetrics:
         self.registry = CollectorRegistry()
         self.reconciles = Counter(
             "mambaserve_operator_reconciles",
-            "Passes over a MambaDeployment, by result.",
+            "Passes over a MambaDeployment or MambaGateway, by result.",
             ["result"],
             registry=self.registry,
         )
@@ -42,7 +42,7 @@ class OperatorMetrics:
         )
         self.due = Gauge(
             "mambaserve_operator_queue_depth",
-            "MambaDeployments that wait for a pass.",
+            "MambaDeployments and MambaGateways that wait for a pass.",
             registry=self.registry,
         )
         self.leader = Gauge(

@@ -24,7 +24,7 @@ def _identity() -> str:
 
 
 class OperatorSettings(BaseSettings):
-    """One operator."""
+    """Options of the operator."""
 
     model_config = SettingsConfigDict(
         env_prefix="MAMBASERVE_",
@@ -54,9 +54,9 @@ class OperatorSettings(BaseSettings):
     """Name of this process as holder of the Lease; default: the name of the pod, or of the machine, and the
     process id."""
     workers: int = Field(8, ge=1, le=64)
-    """Number of MambaDeployments that are reconciled at the same time."""
+    """Number of MambaDeployments and MambaGateways that are reconciled at the same time."""
     resync: float = Field(300.0, gt=0)
-    """Longest time in seconds between two reconciliations of an unchanged MambaDeployment."""
+    """Longest time in seconds between two reconciliations of an unchanged object."""
     reconcile_timeout: float = Field(120.0, gt=0)
     """Longest time in seconds that one reconciliation may take."""
     max_rollouts: int = Field(3, ge=1, le=1000)

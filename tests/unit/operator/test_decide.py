@@ -299,7 +299,9 @@ def test_nothing_runs_once_no_request_came_for_the_delay_and_a_request_brings_it
 
     held = seen(0, at=140.0, traffic=GatewayTraffic(held=3))
     assert (decide(held, IDLE, memory).target, decide(held, IDLE, memory).binding) == (1, "wake")
-    assert decide(seen(0, at=140.0, traffic=None, woken=True), IDLE, memory).target == 1
+    woken = decide(seen(0, at=140.0, traffic=None, woken=True), IDLE, memory)
+    assert woken.target == 1
+    assert "a gateway has asked" in woken.reason
 
 
 @pytest.mark.parametrize(
