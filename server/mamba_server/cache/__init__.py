@@ -4,6 +4,7 @@ This module is the interface: the engine imports these names and none of the mod
 call is allowed when.
 """
 
+from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import POLICIES
 from mamba_server.cache.node import (
     NO_TOKENS,
@@ -54,6 +55,7 @@ __all__ = [
     "Export",
     "Ints",
     "LedgerAccount",
+    "LedgerViolation",
     "Lineage",
     "ManagedStateCache",
     "Match",

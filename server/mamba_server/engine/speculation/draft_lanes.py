@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mamba_server.cache import Ints
-from mamba_server.cache.errors import LedgerViolation
+from mamba_server.cache import Ints, LedgerViolation
 from mamba_server.engine.sequences.sequence import Sequence
 
 
