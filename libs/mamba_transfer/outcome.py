@@ -39,7 +39,7 @@ class Outcome:
 
     verdict: Verdict
     detail: str = ""
-    """What does not fit if the fetch was refused, or why it failed; empty if it is VALID or EXPIRED."""
+    """Reason of a refusal, or cause of a failure; empty if the fetch is VALID or EXPIRED."""
     received: int = 0
     """Number of bytes that arrived."""
     writer: PendingWriter | None = None

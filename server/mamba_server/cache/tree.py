@@ -100,10 +100,9 @@ MISS_CAUSES = (
 """Causes of a miss.
 
 `new`: these tokens were never seen; `no_memory`: resuming would have starved the sequence itself;
-`prompt_logprobs`: they were requested, so the whole prompt is computed. The others are losses of tokens that
-were seen. `no_state`: there is no checkpoint; `too_deep`: it lies behind the point where the prompt diverges
-or ends; `evicted`: it was evicted, flushed or withdrawn; `in_flight`: it is still being computed;
-`salt_differs`: a prompt with another salt begins with the same page.
+`prompt_logprobs`: they were requested, so the whole prompt is computed. The others lose tokens that were
+seen. `no_state`: there is no checkpoint; `too_deep`: it lies behind the end of what both prompts share;
+`evicted`: also flushed or withdrawn; `in_flight`: still computed; `salt_differs`: only another salt has it.
 """
 
 
