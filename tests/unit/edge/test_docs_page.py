@@ -124,8 +124,9 @@ async def test_a_browser_without_the_internet_shows_every_operation_and_sends_it
 async def send_the_example_of_a_completion(page: Page, url: str) -> None:
     """Open the operation and send what is filled in; the request and its curl command go to `url`."""
     await page.run(f"{COMPLETION}.querySelector('.opblock-summary-control').click()")
-    # Nothing has to be filled in.
+    # Nothing has to be filled in: the page fills the example in, a moment after it shows the button.
     await page.until(f"{COMPLETION}.querySelector('.execute') !== null")
+    await page.until(f"/prompt/.test({COMPLETION}.querySelector('textarea')?.value)")
     await page.run(f"{COMPLETION}.querySelector('.execute').click()")
     await page.until(f"/green tea/.test({COMPLETION}.innerText)")
     assert [one for one in page.asked if one.endswith("/v1/completions")][-1] == f"{url}/v1/completions"
