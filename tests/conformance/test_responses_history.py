@@ -143,6 +143,23 @@ async def test_a_deleted_response_leaves_its_items_in_its_conversation() -> None
             await client.responses.retrieve(second.id)
 
 
+async def test_a_conversation_with_a_part_missing_takes_no_items() -> None:
+    api = served()
+    async with client_of(api) as client:
+        conversation = await client.conversations.create(
+            items=[{"type": "message", "role": "developer", "content": "brief"}]
+        )
+        (entry,) = [key for key in api.serving.history._store._entries if key[1].startswith("resp_")]  # type: ignore[union-attr]
+        await api.serving.history._store.delete(*entry)  # type: ignore[union-attr]
+        held = api.serving.history._store.held  # type: ignore[union-attr]
+        for _ in range(2):
+            with pytest.raises(openai.BadRequestError, match="a part of the conversation"):
+                await client.conversations.items.create(
+                    conversation.id, items=[{"type": "message", "role": "user", "content": "c"}]
+                )
+    assert api.serving.history._store.held == held  # type: ignore[union-attr]
+
+
 async def test_a_conversation_that_is_deleted_leaves_no_items() -> None:
     api = served()
     async with client_of(api) as client:

@@ -63,10 +63,9 @@ class MemoryHistory:
         of a client.
         """
         self._expire()
-        entry = self._use((client, id_))
-        if entry is None:
+        if (client, id_) not in self._entries:
             return False
-        changed = with_content(entry, content)
+        changed = with_content(self._entries[client, id_][1], content)
         if len(changed) + OVERHEAD_BYTES > self._budget:
             return False
         self._put((client, id_), changed)

@@ -252,7 +252,7 @@ class ResponseHistory:
 
         Raises NotFound and InvalidRequest.
         """
-        await self._entry(client, id_, "conv_")
+        await self.conversation_items(client, id_)  # raises before anything is kept
         turn_id, turn = f"resp_{uuid.uuid4().hex}", Turn(msgspec.Raw(joined_items(items)), conversation=id_)
         if not await self._enabled().save(client, turn_id, entry_of((), turn), id_):
             raise InvalidRequest("items: they take more than one key may keep; send fewer", param="items")
