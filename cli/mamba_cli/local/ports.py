@@ -3,7 +3,7 @@
 import errno
 import random
 import socket
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 
 from mamba_cli.errors import InvalidInput, RunFailed
@@ -40,14 +40,14 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """
     probes: list[socket.socket] = []
     try:
-        for port in chain(_below_connections(), [0] * count):
+        candidates = chain(_below_connections(), repeat(0))
+        while len(probes) < count:
+            port = next(candidates)
             try:
                 probes.append(bound(host, port))
             except OSError as error:
                 if port == 0 or error.errno not in (errno.EADDRINUSE, errno.EACCES):
                     raise
-            if len(probes) == count:
-                break
         return [int(probe.getsockname()[1]) for probe in probes]
     except OSError as error:
         raise _foreign(host, error) or RunFailed(f"no free port on {host}: {error}") from error

@@ -331,6 +331,7 @@ def test_a_free_port_is_given_and_a_taken_one_is_named() -> None:
             front_port("127.0.0.1", port)
     assert front_port("127.0.0.1", port) == port
     assert len(set(free_ports(5))) == 5
+    assert free_ports(0) == []
     assert front_port("127.0.0.1", 0) > 0
 
 
