@@ -266,7 +266,7 @@ class GenerationEndpoints:
         size = tokens * (1 + alternatives) * ENTRY_CHARS * copies
         limit = self._serving.settings.max_held_body_bytes
         if size > limit:
-            param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+            param = "prompt_logprobs" if request.prompt_logprobs == alternatives else "logprobs"
             raise InvalidRequest(
                 f"{param}: log-probabilities of {tokens} prompt tokens with {alternatives} alternatives"
                 f"{f', {copies} times,' if copies > 1 else ''} take about {size} bytes, and the limit is "

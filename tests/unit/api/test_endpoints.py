@@ -372,6 +372,7 @@ async def test_the_engine_hears_of_priority_and_salt_and_of_no_trace_that_nobody
     [
         ({"echo": True, "logprobs": 20}, 400, "logprobs"),
         ({"prompt_logprobs": 20}, 400, "prompt_logprobs"),
+        ({"prompt_logprobs": 0, "echo": True, "logprobs": 20}, 400, "logprobs"),
         ({"echo": True, "logprobs": 0}, 0, None),
     ],
 )
