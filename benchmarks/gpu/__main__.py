@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
         parsed.seconds,
         patience=10.0 if parsed.device == "cpu" else 1.0,
     )
-    os.environ |= _environment(parsed.device)
+    os.environ |= environment(parsed.device)
     return Supervisor(options, stages, _command).run()
 
 
@@ -29,7 +29,7 @@ def _command(stage: Stage) -> list[str]:
     return [sys.executable, "-m", "benchmarks.gpu.child", stage.name]
 
 
-def _environment(device: str) -> dict[str, str]:
+def environment(device: str) -> dict[str, str]:
     """Return what the children need: the packages of this checkout, and Triton's interpreter on a CPU."""
     here = Path(__file__).parents[2]
     paths = [here, *(here / name for name in ("libs", "operator", "server", "cli", "kernels"))]

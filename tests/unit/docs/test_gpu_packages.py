@@ -8,13 +8,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from benchmarks.gpu.__main__ import environment
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "howto" / "measure-a-gpu.md"
 IMAGE = ("torch", "triton", "numpy", "safetensors", "pytest")
 """Packages of the image, which bring those that they depend on."""
-OWN = ("libs", "operator", "server", "cli", "kernels")
-"""Folders of this project's packages, which the measurement puts before the others itself."""
 IMPORT_ALL = """
 import pkgutil, benchmarks.gpu, benchmarks.gpu.stages
 for package in (benchmarks.gpu, benchmarks.gpu.stages):
@@ -52,27 +51,30 @@ def link_packages(names: set[str], folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "folders"), [(["-c", IMPORT_ALL], OWN), (COLLECT.split(), ())], ids=["measurement", "tests"]
-)
+@pytest.mark.parametrize("what", ["measurement", "tests"])
 def test_the_packages_that_the_page_names_are_enough(
-    arguments: list[str], folders: tuple[str, ...], tmp_path: Path
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = re.search(r"pip download --no-deps -d wheels (.+)", PAGE.read_text(encoding="utf-8"))
     assert line is not None
     link_packages(with_dependencies([*IMAGE]) | set(line[1].split()), tmp_path)
-    path = [*(str(ROOT / folder) for folder in folders), str(tmp_path)]
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    more = (
+        environment("cpu")
+        if what == "measurement"
+        else {"MAMBASERVE_TEST_DEVICE": "cpu", "TRITON_INTERPRET": "1"}
+    )
     # Without `site`, neither the packages of the environment nor the project's own installation are there.
     ran = subprocess.run(
-        [sys.executable, "-S", *arguments],
+        [sys.executable, "-S", *(["-c", IMPORT_ALL] if what == "measurement" else COLLECT.split())],
         cwd=ROOT,
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
-            "PYTHONPATH": os.pathsep.join(path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "MAMBASERVE_TEST_DEVICE": "cpu", "TRITON_INTERPRET": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            **more,
         },
         capture_output=True,
         text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
